@@ -1,0 +1,1 @@
+"""Cutting and loading checkpoints: the sharding table, the integer plan, the loader."""
