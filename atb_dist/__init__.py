@@ -20,9 +20,16 @@ _HOMES = {
     "register_family": "atb_dist.models",
     "register_op": "atb_dist.ops",
 }
-__all__ = [  # noqa: F822  (resolved by __getattr__)
-    "EngineConfig", "KVCacheConfig", "LLM", "ModelConfig", "SamplingParams", "TransformerModel",
-    "__version__", "register_family", "register_op",
+__all__ = [
+    "LLM",
+    "EngineConfig",
+    "KVCacheConfig",
+    "ModelConfig",
+    "SamplingParams",
+    "TransformerModel",
+    "__version__",
+    "register_family",
+    "register_op",
 ]  # fmt: skip
 
 
