@@ -1,0 +1,1 @@
+"""Multi-rank tests for pytest: the `ranks` fixture and marker, warm rank processes."""
