@@ -1,0 +1,233 @@
+"""How the launchers of several nodes find each other, agree, and hear of each other's end.
+
+Node 0 listens; every other node connects, says what it is about to start, and is told the
+job's session and master port once all have come. The connections stay open: one JSON object a
+line, first "failed" wins, and a launcher that vanishes counts as failed.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import time
+from typing import Any
+
+from atb_dist import __version__
+from atb_dist.errors import AtbDistError, ConfigError
+from atb_dist.launcher.job import Job, Meeting, parse_address
+
+Message = dict[str, Any]
+_MAX_LINE_BYTES = 1 << 20
+_HELLO_TIMEOUT_S = 10.0
+
+
+class Peer:
+    """The launcher of another node."""
+
+    def __init__(self, connection: socket.socket):
+        self.node = 0
+        self.closed = False
+        self.done = False
+        self.opened_s = time.monotonic()
+        self._socket = connection
+        self._received = b""
+        # A node that loses power says nothing: keep-alives notice within about 10 s.
+        for level, option, value in (
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 4),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 10_000),
+        ):
+            connection.setsockopt(level, option, value)
+        connection.settimeout(5)
+
+    def fileno(self) -> int:
+        """The connection, for a selector."""
+        return self._socket.fileno()
+
+    def send(self, message: Message) -> None:
+        """Send one message; a peer that can't take it counts as closed."""
+        try:
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            self.closed = True
+
+    def receive(self) -> list[Message]:
+        """Return the messages that have come, without waiting; call when readable."""
+        try:
+            data = self._socket.recv(1 << 16, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        self.closed |= not data or len(self._received) > _MAX_LINE_BYTES
+        *lines, self._received = (self._received + data).split(b"\n")
+        try:
+            messages = [json.loads(line) for line in lines]
+        except ValueError:  # not one of ours
+            messages = [None]
+        if not all(isinstance(message, dict) for message in messages):
+            self.closed = True
+            return []
+        return messages
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.closed = True
+        self._socket.close()
+
+
+def meet(job: Job, offer: Meeting) -> tuple[Meeting, list[Peer]]:
+    """Wait for all nodes; return what node 0 offered, and connections.
+
+    Node 0 gets one connection per other node, the others get theirs to node 0.
+    Raises ConfigError when nodes were started differently, AtbDistError when some stay away.
+    """
+    if job.num_nodes == 1:
+        return offer, []
+    return _host(job, offer) if job.node_rank == 0 else _join(job)
+
+
+def _hello(job: Job) -> Message:
+    return {
+        "atb_dist": __version__,
+        "nodes": job.num_nodes,
+        "ranks": job.local_size,
+        "command": list(job.command),
+    }
+
+
+def _host(job: Job, offer: Meeting) -> tuple[Meeting, list[Peer]]:
+    host, port = parse_address(job.rendezvous)
+    deadline = time.monotonic() + job.timeout_s
+    joined: dict[int, Peer] = {}
+    strangers: list[Peer] = []
+    try:
+        with _listen(job.rendezvous, host, port) as listener:
+            while len(joined) < job.num_nodes - 1:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    _give_up(job, joined)
+                _accept(listener, strangers, min(left, 1.0))
+                for peer in strangers:
+                    _welcome(job, peer, joined)
+                strangers = [p for p in strangers if p not in joined.values() and not p.closed]
+                for node in [node for node, peer in joined.items() if _hung_up(peer)]:
+                    del joined[node]
+    except (ConfigError, AtbDistError) as error:
+        for peer in joined.values():
+            peer.send({"refused": str(error)})
+        raise
+    finally:
+        for peer in strangers:
+            peer.close()
+    for peer in joined.values():
+        peer.send({"session": offer.session, "addr": offer.master_addr, "port": offer.master_port})
+    return offer, list(joined.values())
+
+
+def _listen(address: str, host: str, port: int) -> socket.socket:
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
+        listener.listen(64)
+    except OSError as error:
+        raise ConfigError(
+            f"node 0 can't listen at --rendezvous {address}: {error.strerror}; "
+            "give an address of this host and a port that no other job uses"
+        ) from error
+    return listener
+
+
+def _accept(listener: socket.socket, strangers: list[Peer], timeout_s: float) -> None:
+    """Take one connection if there is one; drop those that never say who they are."""
+    watched: list[socket.socket | Peer] = [listener, *strangers]
+    ready, _, _ = select.select(watched, [], [], timeout_s)
+    if listener in ready:
+        strangers.append(Peer(listener.accept()[0]))
+    for peer in strangers:
+        if time.monotonic() - peer.opened_s > _HELLO_TIMEOUT_S:
+            peer.close()
+
+
+def _welcome(job: Job, peer: Peer, joined: dict[int, Peer]) -> None:
+    """Check a newcomer's hello against ours, once it has come."""
+    if peer.closed or not select.select([peer], [], [], 0)[0]:
+        return
+    for message in peer.receive():
+        node = message.pop("node", None)
+        if message.keys() != _hello(job).keys() or not isinstance(node, int):
+            peer.close()  # a port scanner, or another program
+            return
+        for name, ours in _hello(job).items():
+            if message[name] != ours:
+                text = (
+                    f"nodes were started differently: {name} is {_show(message[name])} on node "
+                    f"{node} but {_show(ours)} on node 0; give all nodes the same flags and command"
+                )
+                peer.send({"refused": text})
+                raise ConfigError(text)
+        if not 0 < node < job.num_nodes or node in joined:
+            peer.send({"refused": f"--node-rank {node} is taken; give each node its own number"})
+            peer.close()
+            return
+        peer.node = node
+        joined[node] = peer
+
+
+def _hung_up(peer: Peer) -> bool:
+    if select.select([peer], [], [], 0)[0]:
+        peer.receive()
+    return peer.closed
+
+
+def _give_up(job: Job, joined: dict[int, Peer]) -> None:
+    missing = sorted(set(range(1, job.num_nodes)) - joined.keys())
+    raise AtbDistError(
+        f"waited {job.timeout_s:g} s at {job.rendezvous} for node "
+        f"{', '.join(map(str, missing))} of {job.num_nodes} (--timeout changes the limit)"
+    )
+
+
+def _join(job: Job) -> tuple[Meeting, list[Peer]]:
+    deadline = time.monotonic() + job.timeout_s
+    peer = _connect(job, deadline)
+    peer.send({**_hello(job), "node": job.node_rank})
+    while (left := deadline - time.monotonic()) > 0:
+        if not select.select([peer], [], [], left)[0]:
+            continue
+        for message in peer.receive():
+            if "refused" in message:
+                raise ConfigError(str(message["refused"]))
+            return Meeting(message["session"], message["addr"], message["port"]), [peer]
+        if peer.closed:
+            raise AtbDistError(f"node 0 at {job.rendezvous} left before the job began")
+    raise AtbDistError(
+        f"waited {job.timeout_s:g} s for all {job.num_nodes} nodes to come to {job.rendezvous} "
+        "(--timeout changes the limit)"
+    )
+
+
+def _connect(job: Job, deadline: float) -> Peer:
+    reason = ""
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            connection = socket.create_connection(parse_address(job.rendezvous), min(left, 5.0))
+            if connection.getsockname() != connection.getpeername():  # TCP may meet itself
+                return Peer(connection)
+            connection.close()
+        except OSError as error:
+            reason = error.strerror or str(error)
+        time.sleep(0.1)
+    raise AtbDistError(
+        f"found no node 0 at {job.rendezvous} within {job.timeout_s:g} s: {reason} "
+        "(--timeout changes the limit)"
+    )
+
+
+def _show(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
