@@ -1,0 +1,142 @@
+"""The operators as callers see them. Each call goes to the best implementation registered.
+
+Shapes: T tokens of a step, S sequences, H/K query/KV heads on this rank, E head size, F MLP width
+on this rank, I/O input/output features, B blocks of P positions, W blocks a table row has,
+N ranks. On CPUs activations are fp32 whatever the weights' type. All bits of a row are
+independent of the other rows of the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, cast
+
+from torch import Tensor
+
+from atb_dist.ops import registry
+
+if TYPE_CHECKING:
+    from atb_dist.comm.base import TensorParallel
+
+_embedding = registry.op("embedding")
+_linear = registry.op("linear")
+_rms_norm = registry.op("rms_norm")
+_rope = registry.op("rope")
+_swiglu = registry.op("swiglu")
+_reshape_and_cache = registry.op("reshape_and_cache")
+_paged_attention = registry.op("paged_attention")
+_linear_parallel = registry.op("linear_parallel")
+
+
+class Kind(StrEnum):
+    """What linear_parallel does with its product over ranks."""
+
+    PURE_LINEAR = "pure_linear"  # nothing
+    LINEAR_ALL_REDUCE = "linear_all_reduce"  # sum it
+    LINEAR_REDUCE_SCATTER = "linear_reduce_scatter"  # sum it, keep this rank's rows
+    ALL_GATHER_LINEAR = "all_gather_linear"  # first join the rows of all ranks
+
+
+def embedding(ids: Tensor, weight: Tensor, *, first_id: int = 0) -> Tensor:
+    """Look up ids [T] in weight [V/N, D], whose first row is first_id → [T, D].
+
+    Rows of ids that other ranks hold are zero: the sum over ranks is the embedding.
+    """
+    return cast(Tensor, _embedding(ids, weight, first_id=first_id))
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, leaves: Sequence[int] | None = None
+) -> Tensor:
+    """Multiply x [T, I] by weight [O, I] transposed, plus bias [O] → [T, O].
+
+    leaves: borders, from 0 to I, of the parts of I that are summed alone and then joined in a
+    balanced tree: sum(lo, hi) = sum(lo, mid) + sum(mid, hi) with mid = (lo + hi) // 2. A rank that
+    holds a subtree of a row-parallel weight's leaves adds the same numbers in the same order as
+    one rank that holds all. With leaves the result is fp32.
+    """
+    return cast(Tensor, _linear(x, weight, bias, leaves=leaves))
+
+
+def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+    """Scale each row of x [T, D] to a root mean square of one, times weight [D]."""
+    return cast(Tensor, _rms_norm(x, weight, eps=eps))
+
+
+def rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
+    """Rotate the heads of q [T, H, E] and k [T, K, E] in place by positions [T].
+
+    Pairs are half a head apart. cos_sin [max, E]: E/2 cosines, then E/2 sines, by position.
+    """
+    _rope(q, k, positions, cos_sin)
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """Return silu(gate) · up for gate_up [T, 2F], gate first → [T, F]."""
+    return cast(Tensor, _swiglu(gate_up))
+
+
+def reshape_and_cache(
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor
+) -> None:
+    """Write k and v [T, K, E] into the slots [T] of the caches [B, P, K, E], rounding once.
+
+    Slot = block · P + offset. A slot outside the cache is refused before anything is written.
+    """
+    _reshape_and_cache(k, v, k_cache, v_cache, slots)
+
+
+def paged_attention(  # noqa: PLR0917
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    query_starts: Tensor,
+    context_lens: Tensor,
+    *,
+    scale: float,
+) -> Tensor:
+    """Attend from q [T, H, E] to the cached keys and values [B, P, K, E] → [T, H, E].
+
+    Rows query_starts[s] to query_starts[s+1] belong to sequence s; row t stands at position
+    context_lens[s] - (query_starts[s+1] - t) and sees positions 0 to its own, found through
+    block_tables [S, W]. H/K neighbouring query heads share a KV head. The bits of a row depend
+    neither on the batch nor on how the prompt was cut into chunks.
+    """
+    return cast(
+        Tensor,
+        _paged_attention(
+            q, k_cache, v_cache, block_tables, query_starts, context_lens, scale=scale
+        ),
+    )
+
+
+def linear_parallel(
+    x: Tensor,
+    weight: Tensor,
+    tp: TensorParallel,
+    *,
+    kind: Kind = Kind.LINEAR_ALL_REDUCE,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    leaves: Sequence[int] | None = None,
+    chunks: int | None = None,
+) -> Tensor:
+    """Multiply by this rank's weights and combine over ranks, overlapping the two.
+
+    x         [T, I/N]   (ALL_GATHER_LINEAR: this rank's rows of [T, I])
+    weight    [O, I/N]   (ALL_GATHER_LINEAR, PURE_LINEAR: [O/N, I])
+    returns   [T, O]     (LINEAR_REDUCE_SCATTER: rows ⌊r·T/N⌋ to ⌊(r+1)·T/N⌋;
+                          ALL_GATHER_LINEAR, PURE_LINEAR: [T, O/N])
+
+    bias and residual are added once, after the sum; residual has the shape of the result or, for
+    LINEAR_REDUCE_SCATTER, [T, O]. chunks: None chooses by size, 1 switches overlap off. It does
+    not change the bits.
+    """
+    return cast(
+        Tensor,
+        _linear_parallel(
+            x, weight, tp, kind=kind, bias=bias, residual=residual, leaves=leaves, chunks=chunks
+        ),
+    )

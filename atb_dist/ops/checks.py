@@ -1,0 +1,104 @@
+"""Refusals that all implementations share: shapes that don't fit, in one line."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def refuse_unless(holds: bool, op: str, text: str) -> None:
+    """Raise ValueError("op: text") unless the condition holds."""
+    if not holds:
+        raise ValueError(f"{op}: {text}")
+
+
+def check_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, leaves: Sequence[int] | None
+) -> None:
+    """x [T, I], weight [O, I], bias [O], leaves rising from 0 to I."""
+    if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1]:
+        raise ValueError(
+            f"linear: weight {list(weight.shape)} doesn't fit x {list(x.shape)}: "
+            f"inner sizes {weight.shape[-1]} ≠ {x.shape[-1]}"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(
+            f"linear: bias {list(bias.shape)} doesn't fit weight {list(weight.shape)}: "
+            f"it needs [{weight.shape[0]}]"
+        )
+    if leaves is not None:
+        rising = len(leaves) >= 2 and all(a <= b for a, b in itertools.pairwise(leaves))
+        if not rising or leaves[0] != 0 or leaves[-1] != x.shape[1]:
+            raise ValueError(
+                f"linear: leaves {list(leaves)} must rise from 0 to {x.shape[1]}, the features of x"
+            )
+
+
+def check_rms_norm(x: Tensor, weight: Tensor) -> None:
+    """x [T, D], weight [D]."""
+    if x.dim() != 2 or weight.shape != x.shape[1:]:
+        raise ValueError(f"rms_norm: weight {list(weight.shape)} doesn't fit x {list(x.shape)}")
+
+
+def check_rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
+    """q [T, H, E], k [T, K, E], positions [T], cos_sin [max, E], E even."""
+    fits = q.dim() == 3 and k.dim() == 3 and q.shape[0] == k.shape[0] == positions.numel()
+    if not fits or q.shape[2] != k.shape[2] or q.shape[2] % 2:
+        raise ValueError(
+            f"rope: q {list(q.shape)}, k {list(k.shape)} and {positions.numel()} positions "
+            "don't fit: they need one row count and one even head size"
+        )
+    if cos_sin.dim() != 2 or cos_sin.shape[1] != q.shape[2]:
+        raise ValueError(
+            f"rope: cos_sin {list(cos_sin.shape)} doesn't fit heads of {q.shape[2]}: "
+            f"it needs [positions, {q.shape[2]}]"
+        )
+
+
+def check_swiglu(gate_up: Tensor) -> None:
+    """gate_up [T, 2F]."""
+    if gate_up.dim() != 2 or gate_up.shape[1] % 2:
+        raise ValueError(f"swiglu: {list(gate_up.shape)} is not [rows, gate and up features]")
+
+
+def check_cache_write(
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor
+) -> None:
+    """k, v [T, K, E], caches [B, P, K, E], slots [T]."""
+    fits = k.dim() == 3 and k.shape == v.shape and k_cache.dim() == 4
+    if not fits or k_cache.shape != v_cache.shape or k_cache.shape[2:] != k.shape[1:]:
+        raise ValueError(
+            f"reshape_and_cache: k {list(k.shape)} and v {list(v.shape)} don't fit caches "
+            f"{list(k_cache.shape)} and {list(v_cache.shape)}"
+        )
+    if slots.shape != k.shape[:1]:
+        raise ValueError(f"reshape_and_cache: {slots.numel()} slots for {k.shape[0]} rows")
+
+
+def check_attention(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, query_starts: Tensor
+) -> None:
+    """q [T, H, E], caches [B, P, K, E], block_tables [S, W], query_starts [S+1]."""
+    fits = q.dim() == 3 and k_cache.dim() == 4 and k_cache.shape == v_cache.shape
+    if not fits or k_cache.shape[3] != q.shape[2] or q.shape[1] % k_cache.shape[2]:
+        raise ValueError(
+            f"paged_attention: q {list(q.shape)} doesn't fit caches {list(k_cache.shape)} and "
+            f"{list(v_cache.shape)}: head sizes must agree and KV heads divide the heads"
+        )
+    if block_tables.dim() != 2 or query_starts.numel() != block_tables.shape[0] + 1:
+        raise ValueError(
+            f"paged_attention: {query_starts.numel()} query_starts for block_tables "
+            f"{list(block_tables.shape)}: S sequences need S + 1"
+        )
+
+
+def check_ids(ids: Tensor, weight: Tensor) -> None:
+    """ids [T] of integers, weight [V, D]."""
+    if ids.dim() != 1 or weight.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
+        raise ValueError(
+            f"embedding: ids {list(ids.shape)} of {ids.dtype} don't fit weight "
+            f"{list(weight.shape)}: ids must be [T] of int64"
+        )

@@ -1,0 +1,144 @@
+"""linear_parallel over any communicator: one step after the other, or chunks that overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from atb_dist.comm.base import TensorParallel
+from atb_dist.ops.calls import Kind, linear
+from atb_dist.ops.checks import refuse_unless
+from atb_dist.ops.registry import register_op
+
+# Fewer rows to a chunk than this and reading the whole weight again costs more than it hides.
+MIN_ROWS = 16
+# Below this many results a collective takes less time than handing it to another thread.
+MIN_RESULTS = 1 << 18
+
+
+@register_op("linear_parallel", impl="reference")
+def sequential(
+    x: Tensor,
+    weight: Tensor,
+    tp: TensorParallel,
+    *,
+    kind: Kind = Kind.LINEAR_ALL_REDUCE,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    leaves: Sequence[int] | None = None,
+    chunks: int | None = None,
+) -> Tensor:
+    """Multiply, then communicate."""
+    _check(x, weight, kind, bias, chunks)
+    if kind == Kind.ALL_GATHER_LINEAR:
+        x = tp.stream.run(tp.data.all_gather, x.contiguous(), _row_counts(x, tp))
+    y = linear(x, weight, leaves=leaves)
+    if kind == Kind.LINEAR_ALL_REDUCE:
+        y = tp.stream.run(tp.data.all_reduce, y)
+    elif kind == Kind.LINEAR_REDUCE_SCATTER:
+        y = tp.stream.run(tp.data.reduce_scatter, y)
+    return _finish(y, tp, kind, bias, residual)
+
+
+@register_op("linear_parallel", impl="chunked")
+def chunked(
+    x: Tensor,
+    weight: Tensor,
+    tp: TensorParallel,
+    *,
+    kind: Kind = Kind.LINEAR_ALL_REDUCE,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    leaves: Sequence[int] | None = None,
+    chunks: int | None = None,
+) -> Tensor:
+    """Cut the product into chunks that communicate on tp.stream while later ones are multiplied."""
+    _check(x, weight, kind, bias, chunks)
+    if chunks is None:
+        chunks = 2 if x.shape[0] * weight.shape[0] >= MIN_RESULTS and tp.size > 1 else 1
+    if chunks == 1 or kind == Kind.PURE_LINEAR:
+        return sequential(x, weight, tp, kind=kind, bias=bias, residual=residual, leaves=leaves)
+    if kind == Kind.ALL_GATHER_LINEAR:
+        y = _gather_and_multiply(x, weight, tp, leaves, chunks)
+    else:
+        y = _multiply_and_sum(x, weight, tp, kind, leaves=leaves, chunks=chunks)
+    return _finish(y, tp, kind, bias, residual)
+
+
+def _multiply_and_sum(
+    x: Tensor, weight: Tensor, tp: TensorParallel, kind: Kind, *,
+    leaves: Sequence[int] | None, chunks: int,
+) -> Tensor:  # fmt: skip
+    # Many rows (prefill): cut rows, each chunk reuses the whole weight. Few (decode): cut output
+    # features. Reduce-scatter deals out rows itself, so there only features can be cut.
+    collective = tp.data.all_reduce
+    dim = 0 if x.shape[0] >= chunks * MIN_ROWS else 1
+    if kind == Kind.LINEAR_REDUCE_SCATTER:
+        collective, dim = tp.data.reduce_scatter, 1
+    if dim == 0:
+        pieces = [(rows, weight) for rows in x.chunk(chunks)]
+    else:
+        pieces = [(x, features) for features in weight.chunk(chunks)]
+    sums = [
+        tp.stream.submit(collective, linear(rows, features, leaves=leaves))
+        for rows, features in pieces
+    ]
+    return torch.cat([event.wait() for event in sums], dim=dim)
+
+
+def _gather_and_multiply(
+    x: Tensor, weight: Tensor, tp: TensorParallel, leaves: Sequence[int] | None, chunks: int
+) -> Tensor:
+    counts = _row_counts(x, tp)
+    borders = [[c * count // chunks for c in range(chunks + 1)] for count in counts]
+    gathered = []
+    for c in range(chunks):
+        rows = [each[c + 1] - each[c] for each in borders]
+        mine = x[borders[tp.rank][c] : borders[tp.rank][c + 1]].contiguous()
+        gathered.append((rows, tp.stream.submit(tp.data.all_gather, mine, rows)))
+    by_rank: list[list[Tensor]] = [[] for _ in counts]
+    for rows, event in gathered:
+        product = linear(event.wait(), weight, leaves=leaves)
+        for parts, part in zip(by_rank, torch.split(product, rows), strict=True):
+            parts.append(part)
+    return torch.cat([part for parts in by_rank for part in parts])
+
+
+def _row_counts(x: Tensor, tp: TensorParallel) -> list[int]:
+    """Return how many rows each rank has. They may differ, and no rank knows the others'."""
+    mine = torch.tensor([x.shape[0]], dtype=torch.int64)
+    return [int(n) for n in tp.stream.run(tp.data.all_gather, mine)]
+
+
+def _finish(
+    y: Tensor, tp: TensorParallel, kind: Kind, bias: Tensor | None, residual: Tensor | None
+) -> Tensor:
+    """Add what is added once, in fp32: bias, then residual."""
+    if bias is not None:
+        y += bias
+    if residual is not None:
+        if kind == Kind.LINEAR_REDUCE_SCATTER and residual.shape != y.shape:
+            total, rank, size = residual.shape[0], tp.rank, tp.size
+            residual = residual[rank * total // size : (rank + 1) * total // size]
+        y += residual
+    return y
+
+
+def _check(x: Tensor, weight: Tensor, kind: Kind, bias: Tensor | None, chunks: int | None) -> None:
+    """Refuse before communication starts what cannot work."""
+    op = "linear_parallel"
+    fits = x.dim() == 2 and weight.dim() == 2 and x.shape[1] == weight.shape[1]
+    refuse_unless(
+        fits, op,
+        f"weight {list(weight.shape)} doesn't fit x {list(x.shape)}: "
+        f"inner sizes {weight.shape[-1]} ≠ {x.shape[-1]}",
+    )  # fmt: skip
+    refuse_unless(
+        bias is None or bias.shape == weight.shape[:1], op,
+        f"bias {None if bias is None else list(bias.shape)} doesn't fit weight "
+        f"{list(weight.shape)}: it needs [{weight.shape[0]}]",
+    )  # fmt: skip
+    refuse_unless(kind in Kind, op, f"kind {kind!r} is none of {', '.join(Kind)}")
+    refuse_unless(chunks is None or chunks >= 1, op, f"chunks={chunks} must be at least 1")

@@ -1,0 +1,154 @@
+#include "api.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "thread_pool.h"
+
+namespace kernels {
+namespace {
+
+// A block below this many multiplications (or elements) is not worth waking a thread for.
+constexpr int64_t kWorthSharing = 1 << 15;
+// Blocks for each thread, so that one that started late does not hold up the rest.
+constexpr int64_t kBlocksPerThread = 4;
+// A multiple of every instruction set's tile width.
+constexpr int64_t kColumnStep = 24;
+// Rows of x that stay in the second-level cache while W passes by.
+constexpr int64_t kRowBlockBytes = 256 << 10;
+
+template <class... Parts>
+[[noreturn]] void refuse(const Parts&... parts) {
+  std::string text;
+  const auto append = [&text](const auto& part) {
+    if constexpr (std::is_arithmetic_v<std::decay_t<decltype(part)>>) {
+      text += std::to_string(part);
+    } else {
+      text += part;
+    }
+  };
+  (append(parts), ...);
+  throw std::invalid_argument(text);
+}
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Size of a block of `count` items, when each costs `cost`.
+int64_t block_of(int64_t count, int64_t cost, int64_t step) {
+  const int64_t threads = ThreadPool::instance().num_threads();
+  const int64_t fair = divide_up(count, threads == 1 ? 1 : threads * kBlocksPerThread);
+  const int64_t least = divide_up(kWorthSharing, std::max<int64_t>(cost, 1));
+  return std::max<int64_t>(divide_up(std::max(fair, least), step) * step, 1);
+}
+
+template <class F>
+void share_rows(int64_t rows, int64_t cost, const F& run) {
+  const int64_t block = block_of(rows, cost, 1);
+  ThreadPool::instance().run(divide_up(rows, block),
+                             [&](int64_t i) { run(i * block, std::min((i + 1) * block, rows)); });
+}
+
+}  // namespace
+
+void linear(const Linear& a) {
+  const auto kernel = active().linear;
+  const int64_t row_bytes = std::max<int64_t>(a.k, 1) * 4;
+  const int64_t row_block = std::max<int64_t>(kRowBlockBytes / row_bytes / 4 * 4, 16);
+  const int64_t row_blocks = divide_up(a.m, row_block);
+  const int64_t column_block = block_of(a.n, std::min(a.m, row_block) * a.k, kColumnStep);
+  const int64_t column_blocks = divide_up(a.n, column_block);
+  ThreadPool::instance().run(row_blocks * column_blocks, [&](int64_t i) {
+    const int64_t m = i / column_blocks * row_block, n = i % column_blocks * column_block;
+    kernel(a, m, std::min(m + row_block, a.m), n, std::min(n + column_block, a.n));
+  });
+}
+
+void rms_norm(const RmsNorm& a) {
+  share_rows(a.rows, a.width,
+             [&](int64_t begin, int64_t end) { active().rms_norm(a, begin, end); });
+}
+
+void rope(const Rope& a, int64_t max_position) {
+  for (int64_t row = 0; row < a.rows; ++row) {
+    if (a.positions[row] < 0 || a.positions[row] >= max_position) {
+      refuse("rope: position ", a.positions[row], " of row ", row, " is outside the table of ",
+             max_position, " positions");
+    }
+  }
+  share_rows(a.rows, a.num_heads * a.size,
+             [&](int64_t begin, int64_t end) { active().rope(a, begin, end); });
+}
+
+void swiglu(const Swiglu& a) {
+  share_rows(a.rows, a.width * 16,
+             [&](int64_t begin, int64_t end) { active().swiglu(a, begin, end); });
+}
+
+void embedding(const Embedding& a) {
+  share_rows(a.rows, a.width,
+             [&](int64_t begin, int64_t end) { active().embedding(a, begin, end); });
+}
+
+void cache_write(const CacheWrite& a, int64_t num_slots) {
+  for (int64_t row = 0; row < a.rows; ++row) {
+    if (a.slots[row] < 0 || a.slots[row] >= num_slots) {
+      refuse("reshape_and_cache: slot ", a.slots[row], " of row ", row, " is outside the cache of ",
+             num_slots, " slots");
+    }
+  }
+  share_rows(a.rows, a.num_heads * a.size,
+             [&](int64_t begin, int64_t end) { active().cache_write(a, begin, end); });
+}
+
+namespace {
+
+void check_attention(const Attention& a, int64_t rows, int64_t table_width, int64_t num_blocks) {
+  if (a.query_starts[0] != 0 || a.query_starts[a.sequences] != rows) {
+    refuse("paged_attention: query_starts must run from 0 to ", rows, ", the rows of q; they run ",
+           a.query_starts[0], " to ", a.query_starts[a.sequences]);
+  }
+  for (int64_t s = 0; s < a.sequences; ++s) {
+    const int64_t queries = a.query_starts[s + 1] - a.query_starts[s];
+    const int64_t context = a.context_lens[s], blocks = divide_up(context, a.block_size);
+    if (queries < 0 || context < queries) {
+      refuse("paged_attention: sequence ", s, " has ", queries, " rows but a context of ", context);
+    }
+    if (blocks > table_width) {
+      refuse("paged_attention: sequence ", s, " needs ", blocks, " blocks for a context of ",
+             context, ", its block table has ", table_width);
+    }
+    for (int64_t i = 0; queries > 0 && i < blocks; ++i) {
+      const int64_t block = a.block_tables[s * a.table_stride + i];
+      if (block < 0 || block >= num_blocks) {
+        refuse("paged_attention: block ", block, " of sequence ", s, " is outside the cache of ",
+               num_blocks, " blocks");
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void paged_attention(const Attention& a, int64_t rows, int64_t table_width, int64_t num_blocks) {
+  check_attention(a, rows, table_width, num_blocks);
+  // Blocks of at most kRows rows; block b of sequence s is found by walking the sequences.
+  constexpr int64_t kRows = 8;
+  int64_t blocks = 0;
+  for (int64_t s = 0; s < a.sequences; ++s) {
+    blocks += divide_up(a.query_starts[s + 1] - a.query_starts[s], kRows);
+  }
+  ThreadPool::instance().run(blocks * a.kv_heads, [&](int64_t i) {
+    int64_t block = i / a.kv_heads, s = 0;
+    for (;; ++s) {
+      const int64_t here = divide_up(a.query_starts[s + 1] - a.query_starts[s], kRows);
+      if (block < here) break;
+      block -= here;
+    }
+    const int64_t begin = a.query_starts[s] + block * kRows;
+    const int64_t end = std::min<int64_t>(begin + kRows, a.query_starts[s + 1]);
+    active().attention(a, s, i % a.kv_heads, begin, end);
+  });
+}
+
+}  // namespace kernels
