@@ -130,9 +130,9 @@ def linear_parallel(
     returns   [T, O]     (LINEAR_REDUCE_SCATTER: rows ⌊r·T/N⌋ to ⌊(r+1)·T/N⌋;
                           ALL_GATHER_LINEAR, PURE_LINEAR: [T, O/N])
 
-    bias and residual are added once, after the sum; residual has the shape of the result or, for
-    LINEAR_REDUCE_SCATTER, [T, O]. chunks: None chooses by size, 1 switches overlap off. It does
-    not change the bits.
+    bias and residual are added once, after the sum. residual has the shape of the result, but is
+    [T, O] for LINEAR_REDUCE_SCATTER too. chunks: None chooses by size, 1 switches overlap off.
+    It does not change the bits.
     """
     return cast(
         Tensor,

@@ -9,12 +9,6 @@ import torch
 from torch import Tensor
 
 
-def refuse_unless(holds: bool, op: str, text: str) -> None:
-    """Raise ValueError("op: text") unless the condition holds."""
-    if not holds:
-        raise ValueError(f"{op}: {text}")
-
-
 def check_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, leaves: Sequence[int] | None
 ) -> None:

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from atb_dist.comm.base import TensorParallel
 from atb_dist.ops.calls import Kind, linear
-from atb_dist.ops.checks import refuse_unless
 from atb_dist.ops.registry import register_op
 
 # Fewer rows to a chunk than this and reading the whole weight again costs more than it hides.
 MIN_ROWS = 16
 # Below this many results a collective takes less time than handing it to another thread.
 MIN_RESULTS = 1 << 18
+KINDS = tuple(Kind)
 
 
 @register_op("linear_parallel", impl="reference")
@@ -31,7 +31,7 @@ def sequential(
     chunks: int | None = None,
 ) -> Tensor:
     """Multiply, then communicate."""
-    _check(x, weight, kind, bias, chunks)
+    _check(x, weight, kind, (bias, residual), chunks)
     if kind == Kind.ALL_GATHER_LINEAR:
         x = tp.stream.run(tp.data.all_gather, x.contiguous(), _row_counts(x, tp))
     y = linear(x, weight, leaves=leaves)
@@ -55,7 +55,7 @@ def chunked(
     chunks: int | None = None,
 ) -> Tensor:
     """Cut the product into chunks that communicate on tp.stream while later ones are multiplied."""
-    _check(x, weight, kind, bias, chunks)
+    _check(x, weight, kind, (bias, residual), chunks)
     if chunks is None:
         chunks = 2 if x.shape[0] * weight.shape[0] >= MIN_RESULTS and tp.size > 1 else 1
     if chunks == 1 or kind == Kind.PURE_LINEAR:
@@ -119,26 +119,34 @@ def _finish(
     if bias is not None:
         y += bias
     if residual is not None:
-        if kind == Kind.LINEAR_REDUCE_SCATTER and residual.shape != y.shape:
+        if kind == Kind.LINEAR_REDUCE_SCATTER:
             total, rank, size = residual.shape[0], tp.rank, tp.size
             residual = residual[rank * total // size : (rank + 1) * total // size]
         y += residual
     return y
 
 
-def _check(x: Tensor, weight: Tensor, kind: Kind, bias: Tensor | None, chunks: int | None) -> None:
-    """Refuse before communication starts what cannot work."""
-    op = "linear_parallel"
-    fits = x.dim() == 2 and weight.dim() == 2 and x.shape[1] == weight.shape[1]
-    refuse_unless(
-        fits, op,
-        f"weight {list(weight.shape)} doesn't fit x {list(x.shape)}: "
-        f"inner sizes {weight.shape[-1]} ≠ {x.shape[-1]}",
-    )  # fmt: skip
-    refuse_unless(
-        bias is None or bias.shape == weight.shape[:1], op,
-        f"bias {None if bias is None else list(bias.shape)} doesn't fit weight "
-        f"{list(weight.shape)}: it needs [{weight.shape[0]}]",
-    )  # fmt: skip
-    refuse_unless(kind in Kind, op, f"kind {kind!r} is none of {', '.join(Kind)}")
-    refuse_unless(chunks is None or chunks >= 1, op, f"chunks={chunks} must be at least 1")
+def _check(
+    x: Tensor, weight: Tensor, kind: Kind, added: tuple[Tensor | None, ...], chunks: int | None
+) -> None:
+    """Refuse before communication starts what cannot work. added: bias and residual."""
+    op, (bias, residual) = "linear_parallel", added
+    if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1]:
+        raise ValueError(
+            f"{op}: weight {list(weight.shape)} doesn't fit x {list(x.shape)}: "
+            f"inner sizes {weight.shape[-1]} ≠ {x.shape[-1]}"
+        )
+    if kind not in KINDS:
+        raise ValueError(f"{op}: kind {kind!r} is none of {', '.join(KINDS)}")
+    if chunks is not None and chunks < 1:
+        raise ValueError(f"{op}: chunks={chunks} must be at least 1")
+    features = weight.shape[0]
+    if bias is not None and bias.shape != (features,):
+        raise ValueError(f"{op}: bias {list(bias.shape)} doesn't fit: it needs [{features}]")
+    if residual is not None:
+        # After an all-gather the rows are known to the communicator only.
+        rows = residual.shape[0] if kind == Kind.ALL_GATHER_LINEAR else x.shape[0]
+        if residual.shape != (rows, features):
+            raise ValueError(
+                f"{op}: residual {list(residual.shape)} doesn't fit: it needs [{rows}, {features}]"
+            )

@@ -1,0 +1,48 @@
+"""Prints a digest of the results of each CPU kernel; test_bits.py compares runs of it."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from copy import deepcopy
+
+import torch
+from op_cases import CASES, Case, noise
+from torch import Tensor
+
+from atb_dist import ops
+
+
+def large() -> list[tuple[str, Case]]:
+    """Calls big enough to be cut into blocks and shared by threads."""
+    calls = []
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        w = noise(301, 1100, dtype=dtype)
+        leaves = {"leaves": tuple(i * 55 // 8 * 20 for i in range(9))}
+        calls += [("linear", Case(f"{m} {dtype}", (noise(m, 1100), w))) for m in (1, 2, 7, 150)]
+        calls += [("linear", Case(f"{m} leaves", (noise(m, 1100), w), leaves)) for m in (1, 5, 66)]
+    calls.append(("swiglu", Case("large", (noise(90, 2000) * 3,))))
+    calls.append(("rms_norm", Case("large", (noise(90, 3000), noise(3000)), {"eps": 1e-5})))
+    return calls
+
+
+def digest(results: list[Tensor]) -> str:
+    blobs = [r.contiguous().view(torch.uint8).numpy().tobytes() for r in results]
+    return hashlib.sha256(b"".join(blobs)).hexdigest()[:16]
+
+
+def main() -> None:
+    ops.set_num_threads(int(sys.argv[1]))
+    calls = [(op, case) for op, cases in CASES.items() for case in cases()] + large()
+    for op, case in calls:
+        implementation = ops.implementations(op)[0]
+        if implementation.when and not implementation.when(*case.args, **case.options):
+            continue
+        args = deepcopy(case.args)
+        result = implementation.run(*args, **case.options)
+        found = [args[i] for i in case.changed] if case.changed else [result]
+        print(op, case.name, digest(found))
+
+
+if __name__ == "__main__":
+    main()
