@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
 
-.PHONY: build demo test unit ranks mpi ctest lint type bench soak clean
+.PHONY: build demo test unit ranks mpi ctest aarch64 lint type bench soak clean
 
 build: $(BUILT)
 
@@ -41,6 +41,13 @@ ctest: build
 	$(BIN)/cmake -S . -B build/ctest -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DATB_DIST_PYTHON=OFF -DATB_DIST_TESTS=ON -DATB_DIST_WERROR=ON -DCMAKE_BUILD_TYPE=Release
 	$(BIN)/cmake --build build/ctest
 	$(BIN)/ctest --test-dir build/ctest --output-on-failure
+
+# The portable path, as Ascend hosts (aarch64) run it. Debian: g++-aarch64-linux-gnu qemu-user-static
+aarch64: build
+	@if ! command -v aarch64-linux-gnu-g++ qemu-aarch64-static > /dev/null; then echo "aarch64: skipped, needs aarch64-linux-gnu-g++ and qemu-aarch64-static"; exit 0; fi; \
+	$(BIN)/cmake -S . -B build/aarch64 -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DATB_DIST_PYTHON=OFF -DATB_DIST_TESTS=ON -DATB_DIST_WERROR=ON -DCMAKE_BUILD_TYPE=Release \
+	  -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ '-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64-static;-L;/usr/aarch64-linux-gnu' && \
+	$(BIN)/cmake --build build/aarch64 && $(BIN)/ctest --test-dir build/aarch64 --output-on-failure
 
 lint: build
 	$(BIN)/ruff check .
