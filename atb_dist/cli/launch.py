@@ -39,7 +39,9 @@ def run(args: argparse.Namespace) -> int:
     from atb_dist.launcher.supervisor import launch
 
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
-    timeout = args.timeout or os.environ.get("ATB_DIST_TIMEOUT_S") or "300"
+    flag, timeout = "--timeout", args.timeout
+    if timeout is None:
+        flag, timeout = "ATB_DIST_TIMEOUT_S", os.environ.get("ATB_DIST_TIMEOUT_S") or "300"
     job = Job(
         command=tuple(command),
         local_size=_whole("-n", args.ranks),
@@ -49,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         bind=args.bind,
         device=args.device,
         quiet=args.quiet,
-        timeout_s=_seconds("--timeout", timeout),
+        timeout_s=_seconds(flag, timeout),
     )
     found = ascend.check(os.environ, device=job.device, local_size=job.local_size)
     for notice in found.notices:
@@ -71,4 +73,4 @@ def _seconds(flag: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ConfigError(f"{flag} {text} is not a number of seconds") from None
+        raise ConfigError(f"{flag}={text} is not a number of seconds") from None

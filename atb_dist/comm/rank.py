@@ -131,6 +131,11 @@ def _from_launcher(env: Mapping[str, str], found: list[str]) -> RankInfo:
             node_rank, num_nodes = (_integer(env, name, group) for name in group)
         if env.get("ATB_DIST_LAUNCHER") == "atb-dist":
             launcher = "atb-dist"
+            if "TORCHELASTIC_RUN_ID" in env:
+                raise ConfigError(
+                    "torchrun was started below atb-dist launch, so several jobs would share "
+                    "one session; start ranks with one of them"
+                )
     elif launcher == "mpich" and (proxy := _hydra_proxy()) and num_nodes > 1:
         node_rank = int(proxy.get("--proxy-id", node_rank))
         num_nodes = max(num_nodes, node_rank + 1)

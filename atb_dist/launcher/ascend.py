@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from atb_dist.launcher.placement import parse_cpus
 
 HCCL_PORTS = 16  # HCCL takes this many from its base port on
 DEFAULT_BASE_PORT = 60000
+_PORTS = ("HCCL_HOST_SOCKET_PORT_RANGE", "HCCL_IF_BASE_PORT")  # the first wins where both are set
 _SWITCHES = {"HCCL_DETERMINISTIC": ("true", "false", "strict"),
              "LCCL_DETERMINISTIC": ("1", "true", "0", "false")}  # fmt: skip
 
@@ -28,10 +29,13 @@ def npu_cards() -> list[int]:
 
 
 def uses_npus(env: Mapping[str, str], device: str, cards: Sequence[int]) -> bool:
-    """Whether ranks started with this environment and --device will look for NPUs."""
-    return device == "npu" or (
-        device == "auto" and bool(cards or "ASCEND_RT_VISIBLE_DEVICES" in env)
-    )
+    """Whether ranks started with this environment and --device will look for NPUs.
+
+    An empty ASCEND_RT_VISIBLE_DEVICES hides all NPUs on purpose.
+    """
+    if device != "auto":
+        return device == "npu"
+    return bool(env.get("ASCEND_RT_VISIBLE_DEVICES", cards))
 
 
 def visible_cards(env: Mapping[str, str], cards: Sequence[int]) -> list[int]:
@@ -117,26 +121,39 @@ def hccl_ports(env: Mapping[str, str]) -> list[int]:
 
 @contextmanager
 def ports(env: Mapping[str, str], device: str) -> Iterator[dict[str, str]]:
-    """Choose this job's own HCCL base port where the user chose none; hold it until the end.
+    """Keep this job's HCCL base ports to itself until it ends; choose them where nobody did.
 
-    An abstract socket named after the base keeps two of our jobs apart; a bind on each port
-    keeps us off ports that others use.
+    Yields defaults for the ranks' environment. Abstract sockets named after the ports keep two of
+    our jobs apart before HCCL binds any; binding each port once keeps us off those in use.
+    Raises ConfigError when the user's base port is taken.
     """
-    chosen = "HCCL_IF_BASE_PORT" in env or "HCCL_HOST_SOCKET_PORT_RANGE" in env
-    if chosen or not uses_npus(env, device, npu_cards()):
-        yield {}
+    if "HCCL_HOST_SOCKET_PORT_RANGE" in env or not uses_npus(env, device, npu_cards()):
+        yield {}  # ranges may be shared: HCCL looks for a free port in them itself
         return
-    # Below every common ephemeral range, above the services' ports.
-    for base in range(20000, 30000, HCCL_PORTS):
-        with socket.socket(socket.AF_UNIX) as claim:
-            try:
-                claim.bind(f"\0atb_dist-hccl-{base}")
-            except OSError:
-                continue
-            if all(_is_free(port) for port in range(base, base + HCCL_PORTS)):
-                yield {"HCCL_IF_BASE_PORT": str(base)}
+    base = env.get("HCCL_IF_BASE_PORT")
+    # Below every common ephemeral range, above most services.
+    candidates = [int(base)] if base else range(20000, 30000, HCCL_PORTS)
+    for first in candidates:
+        with ExitStack() as held:
+            wanted = range(first, first + HCCL_PORTS)
+            if all(_is_free(port) and _claim(port, held) for port in wanted):
+                yield {"HCCL_IF_BASE_PORT": str(first)}
                 return
-    raise ConfigError("found no 16 free ports in a row for HCCL; set HCCL_IF_BASE_PORT")
+    raise ConfigError(
+        f"HCCL_IF_BASE_PORT={base}: another job holds a port within {HCCL_PORTS} of it; "
+        "choose another, or unset it and let the launcher choose"
+        if base
+        else f"found no {HCCL_PORTS} free ports in a row for HCCL; set HCCL_IF_BASE_PORT"
+    )
+
+
+def _claim(port: int, held: ExitStack) -> bool:
+    claim = held.enter_context(socket.socket(socket.AF_UNIX))
+    try:
+        claim.bind(f"\0atb_dist-hccl-{port}")
+    except OSError:
+        return False
+    return True
 
 
 def device_names(env: Mapping[str, str], local_size: int, device: str) -> list[str]:
@@ -155,12 +172,12 @@ def _check_count(visible: list[int], local_size: int) -> None:
         shown = ",".join(map(str, visible)) or "none"
         raise ConfigError(
             f"-n {local_size} needs {local_size} NPUs, but {len(visible)} are visible ({shown}); "
-            f"start at most {len(visible)} ranks here, or extend ASCEND_RT_VISIBLE_DEVICES"
+            f"start fewer ranks, extend ASCEND_RT_VISIBLE_DEVICES, or use --device cpu"
         )
 
 
 def _check_ports(env: Mapping[str, str]) -> None:
-    given = [n for n in ("HCCL_HOST_SOCKET_PORT_RANGE", "HCCL_IF_BASE_PORT") if n in env]
+    given = [name for name in _PORTS if name in env]
     taken = [port for port in hccl_ports(env) if given and not _is_free(port)]
     # A range may be longer than what one job needs; a base port names exactly what it takes.
     if taken and (given[0] == "HCCL_IF_BASE_PORT" or len(taken) == len(hccl_ports(env))):
@@ -233,6 +250,8 @@ def check(env: Mapping[str, str], *, device: str, local_size: int) -> Findings:
         return Findings([], [])
     if found := problems(env, local_size, cards):
         return Findings(found, [])
+    if not any(name in env for name in _PORTS):  # the launcher will choose
+        return Findings([], [])
     ephemeral = kernel_text("ip_local_port_range") or "32768 60999"
     return Findings([], port_notices(env, ephemeral, kernel_text("ip_local_reserved_ports")))
 

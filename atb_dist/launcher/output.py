@@ -7,11 +7,21 @@ import re
 import select
 import time
 from collections import defaultdict, deque
+from collections.abc import Sequence
 
 TAIL_LINES = 20
-_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r)")
+_LINE_END = re.compile(rb"\r\n|\n|\r")
 _MAX_PARTIAL_BYTES = 1 << 16
 _MAX_PENDING_BYTES = 1 << 20
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Set text in columns as wide as they need to be; the last one is left-aligned."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    return [
+        "  ".join([*(f"{word:>{w}}" for word, w in zip(row[:-1], widths, strict=False)), row[-1]])
+        for row in (head, *rows)
+    ]
 
 
 class Log:
@@ -47,9 +57,9 @@ class Log:
         """
         data = self._partial[rank, stream] + data
         end = 0
-        for match in _LINE.finditer(data):
+        for match in _LINE_END.finditer(data):
+            self._line(rank, stream, data[end : match.end()])
             end = match.end()
-            self._line(rank, stream, match[0])
         rest = data[end:]
         if len(rest) > _MAX_PARTIAL_BYTES:
             self._line(rank, stream, rest + b"\n")

@@ -89,9 +89,9 @@ class RankProcess:
 class Guard:
     """A small process that ends the whole job should the launcher be killed."""
 
-    def __init__(self, session: str):
+    def __init__(self, session: str, node: int):
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", sweep.__file__, session],
+            [sys.executable, "-I", "-S", sweep.__file__, session, str(node)],
             env=without_launcher(os.environ),  # an outer job's sweep must not take it for its own
             cwd="/",
             stdin=subprocess.PIPE,

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 
 from atb_dist.launcher import ascend, placement, sweep
 from atb_dist.launcher.job import Job, Meeting, parse_address, rank_environment, reserve_port
-from atb_dist.launcher.output import Log
+from atb_dist.launcher.output import Log, table
 from atb_dist.launcher.process import Guard, RankProcess
 from atb_dist.launcher.rendezvous import Message, Peer, meet
 
@@ -94,7 +94,7 @@ class Supervisor:
 
     def run(self, defaults: dict[str, str]) -> int:
         """Start, watch, end."""
-        guard = Guard(self._meeting.session)
+        guard = Guard(self._meeting.session, self._job.node_rank)
         try:
             self._poll.register(self._wakeup, selectors.EVENT_READ)
             for peer in self._peers:
@@ -127,12 +127,11 @@ class Supervisor:
             self._ranks.append(process)
             for fd in process.pipes:
                 self._poll.register(fd, selectors.EVENT_READ, process)
-            rows.append((rank, process.pid, placement.show_cpus(held), env["OMP_NUM_THREADS"],
-                         device))  # fmt: skip
+            rows.append((str(rank), str(process.pid), placement.show_cpus(held),
+                         env["OMP_NUM_THREADS"], device))  # fmt: skip
         if not job.quiet:
-            self._log.say(f"{'rank':>4} {'pid':>7}  {'cpus':<9} {'threads':>7}  device")
-            for rank, pid, held_text, count, device in rows:
-                self._log.say(f"{rank:>4} {pid:>7}  {held_text:<9} {count:>7}  {device}")
+            for line in table(("rank", "pid", "cpus", "threads", "device"), rows):
+                self._log.say(line)
 
     def _step(self) -> None:
         """Wait for something to happen and see to it."""
@@ -272,10 +271,12 @@ class Supervisor:
         return self._said_done and all(peer.done for peer in self._peers)
 
     def _job_processes(self) -> list[int]:
-        return sweep.job_processes(self._meeting.session, [p.pid for p in self._ranks])
+        leaders = [process.pid for process in self._ranks]
+        return sweep.job_processes(self._meeting.session, self._job.node_rank, leaders)
 
     def _end_leftovers(self, timeout_s: float) -> None:
-        sweep.end_job(self._meeting.session, [p.pid for p in self._ranks], timeout_s)
+        leaders = [process.pid for process in self._ranks]
+        sweep.end_job(self._meeting.session, self._job.node_rank, leaders, timeout_s=timeout_s)
         for process in self._ranks:
             process.poll()
             for fd in list(process.pipes):

@@ -13,14 +13,14 @@ import time
 from collections.abc import Collection
 
 
-def job_processes(session: str, leaders: Collection[int]) -> list[int]:
-    """List a job's live processes, grandchildren that left its process groups included.
+def job_processes(session: str, node: int, leaders: Collection[int]) -> list[int]:
+    """List live processes of one node's part of a job, those that left its groups included.
 
-    A process belongs to the job when its environment carries the session's name, or when the
-    kernel's session it is in was opened by one of leaders (pids of ranks, which may have ended
+    A process belongs to it when its environment carries the session's name and the node, or when
+    the kernel's session it is in was opened by one of leaders (pids of ranks, which may have ended
     and been reaped). A pid of an ended rank that the kernel gave to a newcomer is not trusted.
     """
-    marker = b"ATB_DIST_SESSION=" + session.encode()
+    marks = {f"ATB_DIST_SESSION={session}".encode(), f"GROUP_RANK={node}".encode()}
     opened_by: dict[int, int] = {}
     marked: set[int] = set()
     for name in os.listdir("/proc"):  # noqa: PTH208  (pathlib is a slow import for a guard)
@@ -33,7 +33,7 @@ def job_processes(session: str, leaders: Collection[int]) -> list[int]:
                 continue
             opened_by[int(name)] = int(fields[3])
             with open(f"/proc/{name}/environ", "rb") as file:  # noqa: PTH123
-                if marker in file.read().split(b"\0"):
+                if marks.issubset(file.read().split(b"\0")):
                     marked.add(int(name))
         except OSError:  # ended meanwhile, or another user's
             continue
@@ -41,11 +41,11 @@ def job_processes(session: str, leaders: Collection[int]) -> list[int]:
     return [pid for pid, leader in opened_by.items() if pid in marked or leader in own]
 
 
-def end_job(session: str, leaders: Collection[int], timeout_s: float) -> int:
-    """Send SIGKILL to the job's processes until none is left; return how many there were."""
+def end_job(session: str, node: int, leaders: Collection[int], *, timeout_s: float) -> int:
+    """Send SIGKILL to those processes until none is left; return how many there were."""
     deadline = time.monotonic() + timeout_s
     ended: set[int] = set()
-    while (left := job_processes(session, leaders)) and time.monotonic() < deadline:
+    while (left := job_processes(session, node, leaders)) and time.monotonic() < deadline:
         for pid in left:
             ended.add(pid)
             try:
@@ -56,7 +56,7 @@ def end_job(session: str, leaders: Collection[int], timeout_s: float) -> int:
     return len(ended)
 
 
-def guard(session: str) -> None:
+def guard(session: str, node: int) -> None:
     """Read pids of ranks from stdin, one a line; when it ends without "end", end the job."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the launcher decides; it outlives its ranks
@@ -65,9 +65,9 @@ def guard(session: str) -> None:
         if line == b"end\n":
             return
         leaders.append(int(line))
-    ended = end_job(session, leaders, timeout_s=10)
+    ended = end_job(session, node, leaders, timeout_s=10)
     os.write(2, b"atb-dist: the launcher died; ended %d processes left of its job\n" % ended)
 
 
 if __name__ == "__main__":
-    guard(sys.argv[1])
+    guard(sys.argv[1], int(sys.argv[2]))

@@ -20,7 +20,7 @@ from atb_dist.comm.rank import without_launcher
 PYTHON = sys.executable
 MAIN = "import sys; from atb_dist.cli import main; sys.exit(main())"
 LAUNCH = [PYTHON, "-c", MAIN, "launch"]
-ENDED_WITHIN_S = 5.0  # promised are 3; the rest is slack for a busy host
+ENDED_WITHIN_S = 8.0  # promised are 3; the rest is slack for a busy host
 WHO = "from atb_dist.comm.rank import RankInfo; print(RankInfo.from_env())"
 Popen = subprocess.Popen[bytes]
 
@@ -133,7 +133,7 @@ def test_table_shows_pids_cpus_and_devices() -> None:
     done = shell(2, 'echo "pid $$" >&2', "--bind", "cores")
     pids = dict(re.findall(r"\[rank (\d)\] pid (\d+)", done.stderr.decode()))
     for rank in "01":
-        row = rf"^ +{rank} +{pids[rank]}  [0-9,-]+ +\d+  (cpu|npu:{rank}.*|cuda:{rank})$"
+        row = rf"^ +{rank} +{pids[rank]} +[0-9,-]+ +\d+  (cpu|npu:{rank}.*|cuda:{rank})$"
         assert re.search(row, done.stderr.decode(), re.MULTILINE)
     assert b"device" not in shell(2, "true", "--quiet").stderr
 
@@ -338,7 +338,7 @@ def test_a_reader_that_stopped_reading_does_not_keep_the_job_alive(tmp_path: Pat
         (["-n", "2", "--rendezvous", "h:99999", "--", "true"], "--rendezvous h:99999"),
         (["-n", "2", "--rendezvous", "h", "--", "true"], "is not HOST:PORT"),
         (["-n", "2", "--timeout", "0", "--", "true"], "--timeout 0"),
-        (["-n", "2", "--timeout", "soon", "--", "true"], "--timeout soon"),
+        (["-n", "2", "--timeout", "soon", "--", "true"], "--timeout=soon is not"),
         (["-n", "2", "--no-such-flag", "--", "true"], "--no-such-flag"),
         (["--", "true"], "-n"),
     ],

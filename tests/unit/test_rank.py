@@ -199,6 +199,9 @@ def test_mpich_without_its_proxy_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_our_launcher_is_told_from_torchrun() -> None:
     env = torchrun(0, 1, 2) | {"ATB_DIST_LAUNCHER": "atb-dist", "ATB_DIST_SESSION": "s1"}
+    with pytest.raises(ConfigError, match="below atb-dist launch"):
+        RankInfo.from_env(env)
+    del env["TORCHELASTIC_RUN_ID"]
     assert RankInfo.from_env(env).launcher == "atb-dist"
 
 
