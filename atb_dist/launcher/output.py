@@ -9,6 +9,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
 
+Source = tuple[int, str]  # rank, and "stdout" or "stderr"
 TAIL_LINES = 20
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _MAX_PARTIAL_BYTES = 1 << 16
@@ -34,9 +35,11 @@ class Log:
     def __init__(self, fd: int = 2):
         self._fd = fd
         self._pending = bytearray()
-        self._held: list[tuple[int, bytes]] | None = None
+        self._held: list[tuple[Source, bytes]] | None = None
         self._held_bytes = 0
-        self._partial: defaultdict[tuple[int, str], bytes] = defaultdict(bytes)
+        self._partial: defaultdict[Source, bytes] = defaultdict(bytes)
+        self._open: Source | None = None  # whose unfinished line stands last on stderr
+        self._open_text = b""
         self._tails: defaultdict[int, deque[bytes]] = defaultdict(lambda: deque(maxlen=TAIL_LINES))
         self._writers: deque[int] = deque(maxlen=TAIL_LINES)
 
@@ -58,19 +61,32 @@ class Log:
         data = self._partial[rank, stream] + data
         end = 0
         for match in _LINE_END.finditer(data):
-            self._line(rank, stream, data[end : match.end()])
+            self._line((rank, stream), data[end : match.end()])
             end = match.end()
         rest = data[end:]
         if len(rest) > _MAX_PARTIAL_BYTES:
-            self._line(rank, stream, rest + b"\n")
+            self._line((rank, stream), rest + b"\n")
             rest = b""
         self._partial[rank, stream] = rest
+
+    def has_unfinished(self, rank: int) -> bool:
+        """Whether `show_unfinished` has anything to do."""
+        return bool(self._partial.get((rank, "stderr"))) and self._held is None
+
+    def show_unfinished(self, rank: int) -> None:
+        """Write a line that has no end yet: a prompt, perhaps, that somebody is to answer."""
+        source = (rank, "stderr")
+        text = self._partial.pop(source)
+        shown = self._open_text if self._open == source else b""
+        self._write(source, text)
+        self._open, self._open_text = source, shown + text
 
     def end(self, rank: int) -> None:
         """Write out what a rank that ended left without a line end."""
         for stream in ("stdout", "stderr"):
-            if rest := self._partial.pop((rank, stream), b""):
-                self._line(rank, stream, rest + b"\n")
+            rest = self._partial.pop((rank, stream), b"")
+            if rest or self._open == (rank, stream):
+                self._line((rank, stream), rest + b"\n")
 
     def tail(self, rank: int) -> list[str]:
         """Return the last lines that a rank wrote to stderr."""
@@ -84,13 +100,14 @@ class Log:
     def release(self, rank: int | None = None) -> None:
         """Write what was kept back, or only one rank's part of it."""
         held = self._held or []
-        self._held = None if rank is None else [item for item in held if item[0] != rank]
-        for writer, text in held:
-            if rank is None or writer == rank:
-                self._write(writer, text)
+        self._held = None if rank is None else [item for item in held if item[0][0] != rank]
+        for source, text in held:
+            if rank in (None, source[0]):
+                self._write(source, text)
 
     def say(self, text: str) -> None:
         """Write the launcher's own words, ahead of what is kept back."""
+        self._close_line()
         self._pending += f"{text}\n".encode()
 
     def say_tail(self, rank: int, title: str, lines: list[str]) -> None:
@@ -122,18 +139,27 @@ class Log:
             if poller.poll(left * 1000):
                 self.write_some()
 
-    def _line(self, rank: int, stream: str, line: bytes) -> None:
+    def _line(self, source: Source, line: bytes) -> None:
         if line == b"\r":  # what a progress bar starts with
             return
-        if stream == "stderr" and line.endswith(b"\n"):
-            self._tails[rank].append(line)
-        text = b"[rank %d] %s" % (rank, line)
+        if source[1] == "stderr" and line.endswith(b"\n"):
+            shown = self._open_text if self._open == source else b""
+            self._tails[source[0]].append(shown + line)
         if self._held is None:
-            self._write(rank, text)
+            self._write(source, line)
         elif self._held_bytes < _MAX_PENDING_BYTES:
-            self._held_bytes += len(text)
-            self._held.append((rank, text))
+            self._held_bytes += len(line)
+            self._held.append((source, line))
 
-    def _write(self, rank: int, text: bytes) -> None:
-        self._writers.append(rank)
+    def _write(self, source: Source, text: bytes) -> None:
+        self._writers.append(source[0])
+        if self._open != source:
+            self._close_line()
+            self._pending += b"[rank %d] " % source[0]
         self._pending += text
+        self._open = None
+
+    def _close_line(self) -> None:
+        if self._open is not None:
+            self._pending += b"\n"
+            self._open = None

@@ -8,11 +8,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from atb_dist.comm.rank import without_launcher
 from atb_dist.errors import ConfigError
-from atb_dist.launcher import sweep
+from atb_dist.launcher import ascend, placement, sweep
+from atb_dist.launcher.job import Job, Meeting, rank_environment
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -84,6 +85,25 @@ class RankProcess:
             name = f"signal {-code}"
         hint = " (the kernel does this too when memory runs out)" if code == -signal.SIGKILL else ""
         return f"was killed by {name}{hint}"
+
+
+def start_ranks(
+    job: Job, meeting: Meeting, defaults: Mapping[str, str]
+) -> Iterator[tuple[RankProcess, tuple[str, ...]]]:
+    """Start this host's ranks one by one; with each comes its row of the table.
+
+    defaults    what the ranks' environment gets where the launcher's has no value of its own
+    """
+    cpus = placement.allowed_cpus()
+    placed = placement.place(job.bind, job.local_size, cpus, placement.numa_nodes(cpus))
+    devices = ascend.device_names(os.environ, job.local_size, job.device)
+    threads = placement.threads_per_rank(len(cpus), job.local_size, placement.cgroup_cpu_max())
+    defaults = {**defaults, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+    for rank, held, device in zip(job.ranks, placed, devices, strict=True):
+        env = rank_environment(job, meeting, rank, os.environ, defaults)
+        process = RankProcess(rank, job.command, env, held if job.bind != "none" else ())
+        row = (str(rank), str(process.pid), placement.show_cpus(held), env["OMP_NUM_THREADS"])
+        yield process, (*row, device)
 
 
 class Guard:

@@ -73,8 +73,19 @@ class Peer:
             return []
         return messages
 
-    def close(self) -> None:
-        """Close the connection."""
+    def close(self, wait_s: float = 0.0) -> None:
+        """Close the connection; with wait_s, first let the peer read what was sent and hang up.
+
+        Closing with unread bytes would make the kernel throw away what the peer has not read.
+        """
+        deadline = time.monotonic() + wait_s
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+            while not self.closed and (left := deadline - time.monotonic()) > 0:
+                if select.select([self], [], [], left)[0]:
+                    self.receive()
+        except OSError:  # gone already
+            self.closed = True
         self.closed = True
         self._socket.close()
 
@@ -131,6 +142,8 @@ def _host(job: Job, offer: Meeting) -> tuple[Meeting, list[Peer]]:
 def _listen(address: str, host: str, port: int) -> socket.socket:
     try:
         family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        if _names_this_host(host):
+            family, where = socket.AF_INET, ("", port)
         listener = socket.socket(family, kind)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(where)
@@ -141,6 +154,12 @@ def _listen(address: str, host: str, port: int) -> socket.socket:
             "give an address of this host and a port that no other job uses"
         ) from error
     return listener
+
+
+def _names_this_host(host: str) -> bool:
+    """Whether host is our own name, which distributions like to map to a loopback address."""
+    own = socket.gethostname()
+    return host in (own, own.partition(".")[0]) and host != "localhost"
 
 
 def _accept(listener: socket.socket, strangers: list[Peer], timeout_s: float) -> None:

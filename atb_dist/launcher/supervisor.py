@@ -12,15 +12,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
-from atb_dist.launcher import ascend, placement, sweep
-from atb_dist.launcher.job import Job, Meeting, parse_address, rank_environment, reserve_port
+from atb_dist.launcher import ascend, sweep
+from atb_dist.launcher.job import Job, Meeting, parse_address, reserve_port
 from atb_dist.launcher.output import Log, table
-from atb_dist.launcher.process import Guard, RankProcess
+from atb_dist.launcher.process import Guard, RankProcess, start_ranks
 from atb_dist.launcher.rendezvous import Message, Peer, meet
 
 VICTIM_WAIT_S = 1.0  # a rank that names another as failed is given this long to be proved right
 TERM_WAIT_S = 1.5  # from SIGTERM to SIGKILL; with the wait above it stays within 3 s
 KILL_WAIT_S = 2.0
+PROMPT_WAIT_S = 0.1  # rank 0 alone can be answered, so only its unfinished lines are shown
 LEFTOVER_WAIT_S = 1.0  # what ranks started may finish, such as a `tee`, after a good end
 
 
@@ -109,27 +110,18 @@ class Supervisor:
             guard.dismiss()
             self._say_end()
             for peer in self._peers:
-                peer.close()
+                peer.close(wait_s=1.0)
         return self._failure.code if self._failure else 0
 
     def _start(self, guard: Guard, defaults: dict[str, str]) -> None:
-        job = self._job
-        cpus = placement.allowed_cpus()
-        threads = placement.threads_per_rank(len(cpus), job.local_size, placement.cgroup_cpu_max())
-        placed = placement.place(job.bind, job.local_size, cpus, placement.numa_nodes(cpus))
-        defaults = {**defaults, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
-        devices = ascend.device_names(os.environ, job.local_size, job.device)
         rows = []
-        for rank, held, device in zip(job.ranks, placed, devices, strict=True):
-            env = rank_environment(job, self._meeting, rank, os.environ, defaults)
-            process = RankProcess(rank, job.command, env, held if job.bind != "none" else ())
+        for process, row in start_ranks(self._job, self._meeting, defaults):
             guard.watch(process.pid)
             self._ranks.append(process)
             for fd in process.pipes:
                 self._poll.register(fd, selectors.EVENT_READ, process)
-            rows.append((str(rank), str(process.pid), placement.show_cpus(held),
-                         env["OMP_NUM_THREADS"], device))  # fmt: skip
-        if not job.quiet:
+            rows.append(row)
+        if not self._job.quiet:
             for line in table(("rank", "pid", "cpus", "threads", "device"), rows):
                 self._log.say(line)
 
@@ -138,11 +130,15 @@ class Supervisor:
         self._watch_stderr()
         now = time.monotonic()
         soon = 0.02 if self._leftovers_until is not None else 1.0
+        if self._log.has_unfinished(0):
+            soon = min(soon, PROMPT_WAIT_S)
         wake_at = min(self._decide_at, self._kill_at, now + soon)
-        for key, _ in self._poll.select(max(0.0, wake_at - now)):
+        ready = self._poll.select(max(0.0, wake_at - now))
+        if not ready and self._log.has_unfinished(0):
+            self._log.show_unfinished(0)
+        for key, _ in ready:
             if isinstance(key.data, RankProcess):
-                if not self._log.is_full:
-                    self._read(key.data, key.fd)
+                self._read(key.data, key.fd)
             elif isinstance(key.fileobj, Peer):
                 self._hear(key.fileobj)
             elif key.fileobj is self._wakeup:
@@ -158,11 +154,18 @@ class Supervisor:
             self._kill_at = now + 0.2
 
     def _watch_stderr(self) -> None:
-        watched = 2 in self._poll.get_map()
-        if self._log.has_pending and not watched:
+        """Wait for stderr when there is something to write; not for ranks when there is a lot."""
+        watched = self._poll.get_map()
+        if self._log.has_pending and 2 not in watched:
             self._poll.register(2, selectors.EVENT_WRITE)
-        elif watched and not self._log.has_pending:
+        elif 2 in watched and not self._log.has_pending:
             self._poll.unregister(2)
+        for process in self._ranks:
+            for fd in process.pipes:
+                if self._log.is_full and fd in watched:
+                    self._poll.unregister(fd)
+                elif not self._log.is_full and fd not in watched:
+                    self._poll.register(fd, selectors.EVENT_READ, process)
 
     def _read(self, process: RankProcess, fd: int) -> None:
         try:
@@ -172,7 +175,8 @@ class Supervisor:
         if data:
             self._log.feed(process.rank, process.pipes[fd], data)
         else:
-            self._poll.unregister(fd)
+            if fd in self._poll.get_map():
+                self._poll.unregister(fd)
             process.pipes.pop(fd)
 
     def _reap(self) -> None:

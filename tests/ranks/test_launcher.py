@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import pty
 import re
+import select
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -315,6 +319,42 @@ def test_a_reader_that_stopped_reading_does_not_keep_the_job_alive(tmp_path: Pat
         wait_until_ended(pids)
         job.wait(timeout=10)
     assert job.returncode == 128 + signal.SIGTERM
+
+
+def test_rank_0_owns_the_terminal_and_ctrl_c_ends_all() -> None:
+    mine, theirs = pty.openpty()
+
+    def take_terminal() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    script = 'import sys; print(sys.stdin.isatty(), input("name? ")); input()'
+    job = subprocess.Popen(
+        [*LAUNCH, "-n", "2", "--", "sh", "-c", f"[ $RANK = 1 ] || exec {PYTHON} -c '{script}'"],
+        stdin=theirs, stdout=theirs, stderr=theirs, env=environment(),
+        start_new_session=True, preexec_fn=take_terminal,  # noqa: PLW1509
+    )  # fmt: skip
+    os.close(theirs)
+    seen = b""
+
+    def read_until(text: bytes) -> None:
+        nonlocal seen
+        deadline = time.monotonic() + 15
+        while text not in seen:
+            assert time.monotonic() < deadline, seen
+            if select.select([mine], [], [], 0.1)[0]:
+                seen += os.read(mine, 4096)
+
+    try:
+        read_until(b"name? ")
+        os.write(mine, b"bard\n")
+        read_until(b"True bard")
+        os.write(mine, b"\x03")
+        read_until(b"stopped by SIGINT")
+        assert job.wait(timeout=10) == 128 + signal.SIGINT
+    finally:
+        job.kill()
+        job.wait(timeout=10)
+        os.close(mine)
 
 
 # --- what is refused ---

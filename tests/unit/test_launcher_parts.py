@@ -187,6 +187,39 @@ def test_progress_bars_come_through_piece_by_piece() -> None:
     assert out.log.tail(0) == ["100%"]
 
 
+def test_a_prompt_is_shown_before_its_line_ends() -> None:
+    out = Written()
+    out.log.feed(0, "stderr", b"name? ")
+    assert out.log.has_unfinished(0)
+    out.log.show_unfinished(0)
+    assert out.text() == "[rank 0] name? "
+    assert not out.log.has_unfinished(0)
+    out.log.feed(0, "stderr", b"thanks")
+    out.log.show_unfinished(0)
+    assert out.text() == "thanks"
+    out.log.feed(0, "stderr", b"!\n")
+    assert out.text() == "!\n"
+    assert out.log.tail(0) == ["name? thanks!"]
+
+
+def test_another_line_does_not_run_into_a_prompt() -> None:
+    out = Written()
+    for rank in (0, 1):
+        out.log.feed(0, "stderr", b"more? ")
+        out.log.show_unfinished(0)
+        out.log.feed(rank, "stdout", b"line\n")
+    out.log.feed(0, "stderr", b"last")
+    out.log.show_unfinished(0)
+    out.log.end(0)
+    assert out.text().splitlines() == [
+        "[rank 0] more? ", "[rank 0] line", "[rank 0] more? ", "[rank 1] line", "[rank 0] last",
+    ]  # fmt: skip
+    out.log.feed(0, "stderr", b"x")
+    out.log.show_unfinished(0)
+    out.log.say("own words")
+    assert out.text() == "[rank 0] x\nown words\n"
+
+
 def test_a_line_without_end_is_not_kept_forever() -> None:
     out = Written()
     out.log.feed(1, "stderr", b"x" * 200_000)
