@@ -1,0 +1,99 @@
+"""Run one rank's body on a connected communicator and put what became of it into an Outcome."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import pickle
+import time
+import traceback
+import unittest
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from atb_dist.comm.rank import RankInfo
+from atb_dist.errors import PeerFailure
+from atb_dist.testing.faults import FaultPlan, Faults, faulty
+from atb_dist.testing.outcomes import Outcome
+
+_HERE = str(Path(__file__).parent)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How a body is run. backend "none": it gets the RankInfo instead of a communicator."""
+
+    backend: str
+    comm_timeout_s: float
+    faults: Faults
+
+
+def execute(info: RankInfo, terms: Terms, body: Callable[[Any], Any]) -> Outcome:
+    """Call body with this rank's communicator; return what came of it, never raise."""
+    plan = FaultPlan(terms.faults, info.rank)
+    try:
+        value = _on_communicator(info, terms, plan, body)
+        try:
+            outcome = Outcome(info.rank, "returned", time.monotonic(), pickle.dumps(value))
+        except Exception as error:
+            raise TypeError(
+                f"its result of type {type(value).__name__} can't be pickled ({error}); "
+                "return plain data or tensors"
+            ) from None
+    except BaseException as error:
+        outcome = outcome_of(info.rank, error)
+    outcome.calls, outcome.pid = plan.calls, os.getpid()
+    return outcome
+
+
+def _on_communicator(
+    info: RankInfo, terms: Terms, plan: FaultPlan, body: Callable[[Any], Any]
+) -> Any:
+    plan.before_connect()
+    if terms.backend == "none":
+        plan.after_connect()
+        return body(info)
+    comm = importlib.import_module("atb_dist.comm").connect(
+        info, terms.backend, timeout_s=terms.comm_timeout_s
+    )
+    try:
+        plan.after_connect()
+        return body(faulty(comm, plan) if plan.is_active else comm)
+    except Exception as error:
+        # Peers that wait for this rank learn why it won't come. Not for a PeerFailure: they have
+        # the same news already, and the first reason is the one to show.
+        if not isinstance(error, PeerFailure):
+            with contextlib.suppress(Exception):
+                comm.abort(f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        comm.close()
+
+
+def outcome_of(rank: int, error: BaseException) -> Outcome:
+    """Describe what a body raised, and pickle it where that is possible."""
+    import pytest
+
+    outcome = Outcome(rank, "raised", time.monotonic(), pid=os.getpid())
+    outcome.text = f"{type(error).__name__}: {error}"
+    if isinstance(error, (pytest.skip.Exception, unittest.SkipTest)):
+        outcome.kind, outcome.text = "skipped", str(error)
+    elif isinstance(error, pytest.xfail.Exception):
+        outcome.kind, outcome.text = "xfailed", str(error)
+    else:
+        outcome.details = _trace(error)
+    if isinstance(error, (Exception, pytest.fail.Exception, pytest.exit.Exception)):
+        with contextlib.suppress(Exception):
+            outcome.payload = pickle.dumps(error)
+    return outcome
+
+
+def _trace(error: BaseException) -> str:
+    trace: TracebackType | None = error.__traceback__
+    while trace and trace.tb_frame.f_code.co_filename.startswith(_HERE) and trace.tb_next:
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace))
