@@ -78,6 +78,11 @@ class RankInfo:
                 f"{self.launcher}: local rank {self.local_rank} of {self.local_size} does not fit "
                 f"rank {self.rank} of {self.size}; local numbers count this host's ranks only"
             )
+        if self.num_nodes > self.size:
+            raise ConfigError(
+                f"{self.launcher}: {self.num_nodes} nodes for {self.size} ranks; "
+                "every node runs at least one"
+            )
         if not _SAFE_SESSION.fullmatch(self.session):
             raise ConfigError(
                 f"ATB_DIST_SESSION={self.session!r} can't name a socket; "

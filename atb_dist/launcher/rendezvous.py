@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import select
 import socket
+import sys
 import time
 from typing import Any
 
@@ -20,6 +21,7 @@ from atb_dist.launcher.job import Job, Meeting, parse_address
 Message = dict[str, Any]
 _MAX_LINE_BYTES = 1 << 20
 _HELLO_TIMEOUT_S = 10.0
+NOTICE_AFTER_S = 3.0
 
 
 class Peer:
@@ -66,7 +68,7 @@ class Peer:
         *lines, self._received = (self._received + data).split(b"\n")
         try:
             messages = [json.loads(line) for line in lines]
-        except ValueError:  # not one of ours
+        except (ValueError, RecursionError):  # not one of ours
             messages = [None]
         if not all(isinstance(message, dict) for message in messages):
             self.closed = True
@@ -88,6 +90,20 @@ class Peer:
             self.closed = True
         self.closed = True
         self._socket.close()
+
+
+class Notice:
+    """Tells once, after a while, what a launcher is waiting for; a wrong host name shows early."""
+
+    def __init__(self, job: Job):
+        self._due_s = time.monotonic() + (float("inf") if job.quiet else NOTICE_AFTER_S)
+
+    def tell(self, what: str) -> None:
+        """Say it if it is time."""
+        if time.monotonic() >= self._due_s:
+            self._due_s = float("inf")
+            sys.stderr.write(f"atb-dist: waiting {what}\n")
+            sys.stderr.flush()
 
 
 def meet(job: Job, offer: Meeting) -> tuple[Meeting, list[Peer]]:
@@ -113,6 +129,7 @@ def _hello(job: Job) -> Message:
 def _host(job: Job, offer: Meeting) -> tuple[Meeting, list[Peer]]:
     host, port = parse_address(job.rendezvous)
     deadline = time.monotonic() + job.timeout_s
+    notice = Notice(job)
     joined: dict[int, Peer] = {}
     strangers: list[Peer] = []
     try:
@@ -120,7 +137,11 @@ def _host(job: Job, offer: Meeting) -> tuple[Meeting, list[Peer]]:
             while len(joined) < job.num_nodes - 1:
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    _give_up(job, joined)
+                    raise AtbDistError(
+                        f"waited {job.timeout_s:g} s at {job.rendezvous} for "
+                        f"{_missing(job, joined)} (--timeout changes the limit)"
+                    )
+                notice.tell(f"at {job.rendezvous} for {_missing(job, joined)}")
                 _accept(listener, strangers, min(left, 1.0))
                 for peer in strangers:
                     _welcome(job, peer, joined)
@@ -204,12 +225,9 @@ def _hung_up(peer: Peer) -> bool:
     return peer.closed
 
 
-def _give_up(job: Job, joined: dict[int, Peer]) -> None:
-    missing = sorted(set(range(1, job.num_nodes)) - joined.keys())
-    raise AtbDistError(
-        f"waited {job.timeout_s:g} s at {job.rendezvous} for node "
-        f"{', '.join(map(str, missing))} of {job.num_nodes} (--timeout changes the limit)"
-    )
+def _missing(job: Job, joined: dict[int, Peer]) -> str:
+    absent = sorted(set(range(1, job.num_nodes)) - joined.keys())
+    return f"node {', '.join(map(str, absent))} of {job.num_nodes}"
 
 
 def _join(job: Job) -> tuple[Meeting, list[Peer]]:
@@ -233,6 +251,7 @@ def _join(job: Job) -> tuple[Meeting, list[Peer]]:
 
 def _connect(job: Job, deadline: float) -> Peer:
     reason = ""
+    notice = Notice(job)
     while (left := deadline - time.monotonic()) > 0:
         try:
             connection = socket.create_connection(parse_address(job.rendezvous), min(left, 5.0))
@@ -241,6 +260,7 @@ def _connect(job: Job, deadline: float) -> Peer:
             connection.close()
         except OSError as error:
             reason = error.strerror or str(error)
+            notice.tell(f"for node 0 at {job.rendezvous}: {reason}")
         time.sleep(0.1)
     raise AtbDistError(
         f"found no node 0 at {job.rendezvous} within {job.timeout_s:g} s: {reason} "

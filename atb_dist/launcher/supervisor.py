@@ -8,8 +8,6 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 from atb_dist.launcher import ascend, sweep
@@ -17,6 +15,7 @@ from atb_dist.launcher.job import Job, Meeting, parse_address, reserve_port
 from atb_dist.launcher.output import Log, table
 from atb_dist.launcher.process import Guard, RankProcess, start_ranks
 from atb_dist.launcher.rendezvous import Message, Peer, meet
+from atb_dist.launcher.signals import signals_on_socket
 
 VICTIM_WAIT_S = 1.0  # a rank that names another as failed is given this long to be proved right
 TERM_WAIT_S = 1.5  # from SIGTERM to SIGKILL; with the wait above it stays within 3 s
@@ -50,29 +49,8 @@ def launch(job: Job) -> int:
             meeting, peers = meet(job, Meeting(session, addr, holder.getsockname()[1]))
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
-        with ascend.ports(os.environ, job.device) as port_defaults, _signals() as wakeup:
+        with ascend.ports(os.environ, job.device) as port_defaults, signals_on_socket() as wakeup:
             return Supervisor(job, meeting, peers, wakeup).run(port_defaults)
-
-
-@contextmanager
-def _signals() -> Iterator[socket.socket]:
-    """Turn signals into bytes on a socket, for a loop that waits on files."""
-    reader, writer = socket.socketpair()
-    reader.setblocking(False)
-    writer.setblocking(False)
-    numbers = [signal.SIGCHLD, signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
-        numbers.append(signal.SIGHUP)
-    old_fd = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    old = {number: signal.signal(number, lambda *_: None) for number in numbers}
-    try:
-        yield reader
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(old_fd)
-        reader.close()
-        writer.close()
 
 
 class Supervisor:

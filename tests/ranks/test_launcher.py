@@ -523,6 +523,21 @@ def test_strangers_and_doubles_do_not_disturb_the_meeting() -> None:
             stranger.close()
 
 
+def test_a_long_wait_says_what_for() -> None:
+    address = free_address()
+    words = ["-n", "1", "--nodes", "2", "--rendezvous", address, "--timeout", "4"]
+    with (
+        started(*words, "--node-rank", "0", "--", "true") as host,
+        started(
+            *words[:-3], free_address(), "--timeout", "4", "--node-rank", "1", "--", "true"
+        ) as lost,
+    ):
+        said = [job.communicate(timeout=20)[1].decode().splitlines()[0] for job in (host, lost)]
+    assert said[0] == f"atb-dist: waiting at {address} for node 1 of 2"
+    assert "waiting for node 0 at" in said[1]
+    assert "Connection refused" in said[1]
+
+
 @pytest.mark.parametrize("k", [0, 1])
 def test_a_node_that_stays_alone_gives_up(k: int) -> None:
     words = node(k, free_address(), "true")

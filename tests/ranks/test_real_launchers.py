@@ -70,6 +70,16 @@ def test_mpiexec(command: list[str]) -> None:
     assert len(sessions) == 2
 
 
+def test_mpiexec_over_two_hosts() -> None:
+    """Hydra's fork launcher starts both hosts' proxies here, under names of our choice."""
+    words = [BIN / "mpiexec", "-launcher", "fork", "-hosts", "a,b", "-n", "4", "-ppn", "2"]
+    job = infos(finish(start([*words, sys.executable, "-c", SHOW])))
+    assert [(i.rank, i.local_rank, i.node_rank, i.num_nodes) for i in job] == [
+        (0, 0, 0, 2), (1, 1, 0, 2), (2, 0, 1, 2), (3, 1, 1, 2),
+    ]  # fmt: skip
+    assert len({info.session for info in job}) == 1
+
+
 def test_torchrun() -> None:
     """Two jobs at once; in the first a shell stands between the agent and each rank."""
     words = [BIN / "torchrun", "--standalone", "--nproc-per-node"]

@@ -191,6 +191,31 @@ def test_uneven_slurm_nodes(tasks: list[int], data: st.DataObject) -> None:
     assert (info.node_rank, info.local_size, info.num_nodes) == (node, tasks[node], len(tasks))
 
 
+NAMES = sorted({name for maker in MAKERS.values() for name in maker(0, 1, 1)})
+VALUES = st.sampled_from(["", "0", "1", "2", "-1", "7", "x", "1(x2)", "0x1", "99999999999", " 1"])
+
+
+CHANGES = st.dictionaries(st.sampled_from([*NAMES, "ATB_DIST_LAUNCHER"]), VALUES, max_size=3)
+
+
+@given(st.lists(st.sampled_from(sorted(MAKERS)), max_size=2), st.integers(0, 3), CHANGES)
+def test_any_environment_is_read_or_refused(launchers: list[str], rank: int, changes: Env) -> None:
+    env: Env = {}
+    for launcher in launchers:
+        env |= MAKERS[launcher](rank, 2, 2)
+    refusal = ""
+    try:
+        info = RankInfo.from_env(env | changes)
+    except ConfigError as error:
+        refusal = str(error)
+    if refusal:
+        assert "\n" not in refusal
+    else:
+        assert 0 <= info.rank < info.size
+        assert 0 <= info.local_rank < info.local_size <= info.size
+        assert 0 <= info.node_rank < info.num_nodes <= info.size
+
+
 def test_mpich_without_its_proxy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_module, "_hydra_proxy", dict)
     with pytest.raises(ConfigError, match=r"hydra_pmi_proxy.*ATB_DIST_SESSION"):
