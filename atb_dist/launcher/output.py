@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import select
-import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
 
@@ -130,14 +129,12 @@ class Log:
             written = len(self._pending)
         del self._pending[:written]
 
-    def flush(self, timeout_s: float) -> None:
-        """Write everything, but give up on a reader that takes longer than this."""
-        deadline = time.monotonic() + timeout_s
+    def flush(self, stall_s: float) -> None:
+        """Write everything, but give up on a reader that takes nothing for this long."""
         poller = select.poll()
         poller.register(self._fd, select.POLLOUT)
-        while self._pending and (left := deadline - time.monotonic()) > 0:
-            if poller.poll(left * 1000):
-                self.write_some()
+        while self._pending and poller.poll(stall_s * 1000):
+            self.write_some()
 
     def _line(self, source: Source, line: bytes) -> None:
         if line == b"\r":  # what a progress bar starts with

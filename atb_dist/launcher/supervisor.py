@@ -68,6 +68,7 @@ class Supervisor:
         self._failure: Failure | None = None
         self._decide_at = float("inf")
         self._kill_at = float("inf")
+        self._give_up_at = float("inf")
         self._leftovers_until: float | None = None
         self._said_done = False
 
@@ -130,6 +131,7 @@ class Supervisor:
         if now >= self._kill_at:
             self._signal_ranks(signal.SIGKILL)
             self._kill_at = now + 0.2
+            self._give_up_at = min(self._give_up_at, now + KILL_WAIT_S)
 
     def _watch_stderr(self) -> None:
         """Wait for stderr when there is something to write; not for ranks when there is a lot."""
@@ -229,11 +231,11 @@ class Supervisor:
 
     def _finished(self) -> bool:
         """Whether all ranks and what they started have ended, here and on the other nodes."""
+        now = time.monotonic()
         if any(process.code is None for process in self._ranks):
-            return False
+            return now >= self._give_up_at
         if self._failure is None and self._failed:
             return False
-        now = time.monotonic()
         if self._leftovers_until is None:
             self._leftovers_until = now + (0.0 if self._failure else LEFTOVER_WAIT_S)
         if now < self._leftovers_until and self._job_processes():
@@ -267,10 +269,14 @@ class Supervisor:
         self._log.release()
 
     def _say_end(self) -> None:
+        for process in self._ranks:
+            if process.code is None:
+                self._log.say(f"atb-dist: rank {process.rank} (pid {process.pid}) does not end; "
+                              "SIGKILL waits for the kernel, a device driver perhaps")  # fmt: skip
         if self._failure is not None:
             others = self._job.size - 1
             rest = (
                 f"; stopped the other {others} ranks" if others and self._failure.rank >= 0 else ""
             )
             self._log.say(f"atb-dist: error: {self._failure.text}{rest}")
-        self._log.flush(1.0)
+        self._log.flush(stall_s=2.0 if self._failure else 10.0)

@@ -357,6 +357,25 @@ def test_rank_0_owns_the_terminal_and_ctrl_c_ends_all() -> None:
         os.close(mine)
 
 
+def test_a_rank_that_cannot_be_killed_does_not_keep_the_launcher() -> None:
+    """Such as one in a device driver; here signals to ranks are switched off instead."""
+    code = """if True:
+    import sys
+    from atb_dist.launcher import process, supervisor, sweep
+    from atb_dist.launcher.job import Job
+    process.RankProcess.signal = lambda self, number: None
+    sweep.end_job = lambda *_, **__: 0
+    supervisor.TERM_WAIT_S = supervisor.KILL_WAIT_S = 0.2
+    script = '[ $RANK = 1 ] && exit 3; sleep 60'
+    sys.exit(supervisor.launch(Job(("sh", "-c", script), 2, quiet=True)))
+    """
+    done = subprocess.run([PYTHON, "-c", code], capture_output=True, timeout=30, env=environment())
+    assert done.returncode == 3
+    lines = done.stderr.decode().splitlines()
+    assert re.search(r"rank 0 \(pid \d+\) does not end", lines[-2])
+    assert "rank 1 of 2" in lines[-1]
+
+
 # --- what is refused ---
 
 

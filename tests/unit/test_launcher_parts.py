@@ -254,7 +254,7 @@ def test_a_reader_that_went_away_is_no_error() -> None:
     os.close(reader)
     log = Log(writer)
     log.say("nobody reads this")
-    log.flush(1.0)
+    log.flush(stall_s=1.0)
     assert not log.has_pending
     os.close(writer)
 
