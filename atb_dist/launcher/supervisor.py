@@ -276,7 +276,8 @@ class Supervisor:
         if self._failure is not None:
             others = self._job.size - 1
             rest = (
-                f"; stopped the other {others} ranks" if others and self._failure.rank >= 0 else ""
+                f"; stopped the other {others} ranks" if others > 1 else "; stopped the other rank"
             )
+            rest = rest if others and self._failure.rank >= 0 else ""
             self._log.say(f"atb-dist: error: {self._failure.text}{rest}")
         self._log.flush(stall_s=2.0 if self._failure else 10.0)

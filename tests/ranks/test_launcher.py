@@ -366,7 +366,7 @@ def test_a_rank_that_cannot_be_killed_does_not_keep_the_launcher() -> None:
     process.RankProcess.signal = lambda self, number: None
     sweep.end_job = lambda *_, **__: 0
     supervisor.TERM_WAIT_S = supervisor.KILL_WAIT_S = 0.2
-    script = '[ $RANK = 1 ] && exit 3; sleep 60'
+    script = '[ $RANK = 1 ] && exit 3; exec sleep 60'
     sys.exit(supervisor.launch(Job(("sh", "-c", script), 2, quiet=True)))
     """
     done = subprocess.run([PYTHON, "-c", code], capture_output=True, timeout=30, env=environment())
