@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import pickle
 import time
@@ -25,9 +24,17 @@ _HERE = str(Path(__file__).parent)
 
 @dataclass(frozen=True)
 class Terms:
-    """How a body is run. backend "none": it gets the RankInfo instead of a communicator."""
+    """How a body is run.
 
+    name             of the run, different from all others in the session, the same on all ranks
+    backend          "none": the body gets the RankInfo in place of a communicator
+    limit_s          for the whole run
+    comm_timeout_s   for a single wait within the communicator
+    """
+
+    name: str
     backend: str
+    limit_s: float
     comm_timeout_s: float
     faults: Faults
 
@@ -57,9 +64,9 @@ def _on_communicator(
     if terms.backend == "none":
         plan.after_connect()
         return body(info)
-    comm = importlib.import_module("atb_dist.comm").connect(
-        info, terms.backend, timeout_s=terms.comm_timeout_s
-    )
+    from atb_dist.comm import connect
+
+    comm = connect(info, terms.backend, timeout_s=terms.comm_timeout_s)
     try:
         plan.after_connect()
         return body(faulty(comm, plan) if plan.is_active else comm)

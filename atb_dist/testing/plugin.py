@@ -12,20 +12,53 @@ Importing this file is cheap; processes and torch come with the first `ranks.run
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import functools
+import os
+import zlib
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
+    from atb_dist.testing.faults import Faults
     from atb_dist.testing.ranks import Ranks, Runner
 
 
+_NEEDS_MPI = "need --with-mpi option to run"  # the reason of the skip that pytest-mpi adds
+_runner_key: pytest.StashKey[Runner] = pytest.StashKey()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the seed of injected faults."""
+    parser.addoption(
+        "--ranks-seed",
+        type=int,
+        default=None,
+        metavar="N",
+        help="seed of the rank_faults fixture (default: one of its own for each test, always the "
+        "same)",
+    )
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the markers known to --strict-markers."""
+    """Make the markers known to --strict-markers; pytest-mpi may have registered its own."""
     config.addinivalue_line("markers", "ranks(*sizes): run the test once for each rank count")
-    if not config.pluginmanager.has_plugin("pytest_mpi"):
-        config.addinivalue_line("markers", "mpi: the test can run under mpirun (pytest-mpi)")
+    if not any(line.startswith("mpi:") for line in config.getini("markers")):
+        config.addinivalue_line("markers", "mpi: a ranks test that may also run under mpirun")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Take back pytest-mpi's skip from tests that the pool can run without mpirun."""
+    for item in items:
+        if item.get_closest_marker("ranks") is not None:
+            item.own_markers[:] = [
+                mark
+                for mark in item.own_markers
+                if mark.name != "skip" or mark.kwargs.get("reason") != _NEEDS_MPI
+            ]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -40,9 +73,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("ranks", sizes, indirect=True, ids=[f"ranks{n}" for n in sizes])
 
 
-_runner_key: pytest.StashKey[Runner] = pytest.StashKey()
-
-
 @pytest.fixture
 def ranks(request: pytest.FixtureRequest) -> Ranks:
     """Run module-level functions on several ranks; see `atb_dist.testing.Ranks`."""
@@ -51,16 +81,37 @@ def ranks(request: pytest.FixtureRequest) -> Ranks:
     if not hasattr(request, "param"):
         pytest.fail("a test that uses the ranks fixture needs the marker too, "
                     "such as @pytest.mark.ranks(2, 4)", pytrace=False)  # fmt: skip
-    return Ranks(request.param, lambda: _get_runner(request.config))
+    runner = _get_runner(request.config)
+    if runner.size not in (None, request.param):
+        pytest.skip(f"needs {request.param} ranks; this launch has {runner.size}")
+    return Ranks(request.param, runner, request.node.nodeid)
+
+
+@pytest.fixture
+def rank_faults(request: pytest.FixtureRequest) -> Callable[..., Faults]:
+    """Make `Faults` whose seed is this test's own; --ranks-seed sets another for all tests."""
+    from atb_dist.testing.faults import Faults
+
+    seed = request.config.getoption("--ranks-seed")
+    if seed is None:
+        seed = zlib.crc32(request.node.nodeid.encode())
+    return functools.partial(Faults, seed=seed)
 
 
 def _get_runner(config: pytest.Config) -> Runner:
-    from atb_dist.testing.pool import RankPool
-
     if _runner_key not in config.stash:
-        pool = RankPool()
-        config.stash[_runner_key] = pool
-        config.add_cleanup(pool.close)
+        from atb_dist.comm.rank import RankInfo
+        from atb_dist.testing.launched import LaunchedRanks
+        from atb_dist.testing.pool import RankPool
+
+        info = RankInfo.from_env()
+        runner: Runner = RankPool()
+        if info.size > 1:
+            capture: Any = config.pluginmanager.getplugin("capturemanager")
+            with capture.global_and_fixture_disabled():
+                runner = LaunchedRanks(info, os.dup(2))
+        config.stash[_runner_key] = runner
+        config.add_cleanup(runner.close)
     return config.stash[_runner_key]
 
 

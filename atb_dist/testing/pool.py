@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from atb_dist.comm.rank import without_launcher
 from atb_dist.launcher.job import reserve_port
 from atb_dist.testing.call import Call
@@ -27,24 +29,27 @@ class RankPool:
     """
 
     default_backend = "lcal"
+    size = None
 
     def __init__(self) -> None:
         self._server: RankServer | None = None
         self._processes: list[RankProcess | None] = []
 
-    def run(self, size: int, call: Call, terms: Terms, limit_s: float) -> list[Outcome]:
+    def run(self, size: int, call: Call, terms: Terms) -> list[Outcome]:
         """Run a call on ranks 0 to size - 1; return what became of each.
 
-        limit_s counts from the moment all rank processes exist. Ranks that still run then, or
+        terms.limit_s counts from the moment all rank processes exist. Ranks that still run then, or
         a few seconds after another has failed, are killed and their stacks kept.
         """
+        if terms.backend == "mpi":
+            pytest.skip(f"backend mpi needs mpiexec -n {size} python -m pytest --with-mpi")
         server = self._get_server()
         processes = self._get_processes(server, size)
         watch = Watch(server, processes, terms.faults)
         try:
             with reserve_port() as port:
                 _send_tasks(processes, call, terms, port.getsockname()[1])
-                return watch.wait(limit_s)
+                return watch.wait(terms.limit_s)
         finally:
             for rank in watch.unfit_ranks:
                 server.kill(processes[rank])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -17,9 +18,13 @@ class Runner(Protocol):
     """Where bodies run: a pool of processes, or the launch that pytest itself is part of."""
 
     default_backend: str
+    size: int | None  # None: any
 
-    def run(self, size: int, call: Call, terms: Terms, limit_s: float) -> list[Outcome]:
+    def run(self, size: int, call: Call, terms: Terms) -> list[Outcome]:
         """Run a call on all ranks; return what became of each."""
+
+    def close(self) -> None:
+        """End what it started."""
 
 
 class Ranks:
@@ -28,9 +33,10 @@ class Ranks:
     size   how many ranks, from the marker `@pytest.mark.ranks(2, 4)`
     """
 
-    def __init__(self, size: int, runner: Callable[[], Runner]):
+    def __init__(self, size: int, runner: Runner, name: str):
         self.size = size
         self._runner = runner
+        self._names = (f"{name} run {number}" for number in itertools.count(1))
 
     def run(
         self,
@@ -56,7 +62,11 @@ class Ranks:
         """
         __tracebackhide__ = True
         call = Call.of(body, args, kwargs)
-        runner = self._runner()
-        limit_s = timeout_s if comm_timeout_s is None else comm_timeout_s
-        terms = Terms(backend or runner.default_backend, limit_s, faults)
-        return Run(runner.run(self.size, call, terms, timeout_s), faults).results()
+        terms = Terms(
+            name=next(self._names),
+            backend=backend or self._runner.default_backend,
+            limit_s=timeout_s,
+            comm_timeout_s=timeout_s if comm_timeout_s is None else comm_timeout_s,
+            faults=faults,
+        )
+        return Run(self._runner.run(self.size, call, terms), faults).results()

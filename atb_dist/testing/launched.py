@@ -1,0 +1,86 @@
+"""Ranks that mpirun or torchrun started: pytest itself runs on each of them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import faulthandler
+import hashlib
+import os
+import pickle
+from collections.abc import Iterator
+
+import pytest
+
+from atb_dist.comm.rank import RankInfo
+from atb_dist.errors import PeerFailure
+from atb_dist.testing.call import Call
+from atb_dist.testing.execute import Terms, execute
+from atb_dist.testing.outcomes import Outcome, RankFailure
+
+_GRACE_S = 5.0
+
+
+class LaunchedRanks:
+    """Runs bodies in this very process, as this rank, and shares the outcomes with the others.
+
+    All ranks must run the same tests in the same order, as they do when given the same command
+    line. Then all of them pass, or all fail with the first failing rank's error. A rank that hangs
+    can't be replaced here: it writes its stacks and ends, and the launcher ends the others.
+    """
+
+    def __init__(self, info: RankInfo, stderr: int):
+        """stderr: a file descriptor of our own, not captured by pytest."""
+        self._stderr = stderr
+        self.size = info.size
+        self.default_backend = "mpi" if info.launcher in ("openmpi", "mpich", "slurm") else "auto"
+        self._info = info
+
+    def run(self, size: int, call: Call, terms: Terms) -> list[Outcome]:
+        """Run a call on this rank while the others do; return the outcomes of all."""
+        assert size == self.size
+        if terms.faults.kill_rank is not None:
+            pytest.skip("a planned death would end the whole launch; run without the launcher")
+        from atb_dist.comm import connect
+
+        limit_s = terms.limit_s + _GRACE_S
+        faulthandler.dump_traceback_later(limit_s + _GRACE_S, exit=True, file=self._stderr)
+        try:
+            control = connect(self._job(terms.name, "control"), self.default_backend,
+                              timeout_s=limit_s)  # fmt: skip
+            try:
+                outcome = self._execute(call, terms)
+                return control.all_gather_object(outcome)
+            finally:
+                control.close()
+        except PeerFailure as error:
+            raise RankFailure(f"{terms.name}: not all ranks came to its end: {error}") from None
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+    def close(self) -> None:
+        """Close what outlives a run."""
+        os.close(self._stderr)
+
+    def _job(self, name: str, part: str) -> RankInfo:
+        digest = hashlib.sha256(f"{self._info.session} {name} {part}".encode()).hexdigest()
+        return dataclasses.replace(self._info, session=f"test-{digest[:32]}")
+
+    def _execute(self, call: Call, terms: Terms) -> Outcome:
+        body, args, kwargs = pickle.loads(call.data)  # copies, as ranks of the pool get them
+        info = self._job(terms.name, "data")
+        with _environment("ATB_DIST_SESSION", info.session):
+            return execute(info, terms, lambda first: body(first, *args, **kwargs))
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
