@@ -12,6 +12,7 @@ Importing this file is cheap; processes and torch come with the first `ranks.run
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import zlib
@@ -108,7 +109,7 @@ def _get_runner(config: pytest.Config) -> Runner:
         runner: Runner = RankPool()
         if info.size > 1:
             capture: Any = config.pluginmanager.getplugin("capturemanager")
-            with capture.global_and_fixture_disabled():
+            with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
                 runner = LaunchedRanks(info, os.dup(2))
         config.stash[_runner_key] = runner
         config.add_cleanup(runner.close)

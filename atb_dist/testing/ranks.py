@@ -18,7 +18,10 @@ class Runner(Protocol):
     """Where bodies run: a pool of processes, or the launch that pytest itself is part of."""
 
     default_backend: str
-    size: int | None  # None: any
+
+    @property
+    def size(self) -> int | None:
+        """The only number of ranks it can run; None when it can run any."""
 
     def run(self, size: int, call: Call, terms: Terms) -> list[Outcome]:
         """Run a call on all ranks; return what became of each."""
