@@ -106,12 +106,17 @@ class Run:
     def report(self) -> str:
         """Write a failure down: the first rank in full, then the others in order of time."""
         lines = [self.headline]
+        shown: dict[tuple[str, str], str] = {}
         for position, outcome in enumerate(self.events):
             if position or outcome.headline != self.headline:
                 after_s = outcome.when_s - self.events[0].when_s
                 late = f"{after_s:.2f} s later: " if outcome.kind == "raised" and position else ""
                 lines += ["", late + outcome.headline]
-            lines += outcome.details.rstrip().splitlines()
+            same = shown.setdefault((outcome.text, outcome.details), outcome.name)
+            if outcome.details and same != outcome.name:
+                lines += [f"(as {same} above)"]
+            else:
+                lines += outcome.details.rstrip().splitlines()
         return "\n".join(lines)
 
     def _value(self, outcome: Outcome) -> Any:
@@ -134,7 +139,9 @@ def _expect_death(outcome: Outcome, faults: Faults) -> None:
         outcome.kind = "killed"
     elif outcome.kind == "returned":
         after = f"{faults.kill_after_s} s"
-        moment = f"after {after}" if faults.kill_at_call is None else f"at {faults.kill_at_call}"
+        moment = (
+            f"after {after}" if faults.kill_at_call is None else f"at call {faults.kill_at_call}"
+        )
         outcome.kind, outcome.payload = "raised", b""
         outcome.text = f"was to be killed {moment}, but returned after {outcome.calls} calls"
 

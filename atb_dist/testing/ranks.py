@@ -64,6 +64,8 @@ class Ranks:
         after it, the others'. Skips and xfails count when all ranks agree on them.
         """
         __tracebackhide__ = True
+        if faults.kill_rank is not None and not 0 <= faults.kill_rank < self.size:
+            raise ValueError(f"kill_rank={faults.kill_rank} is not one of {self.size} ranks")
         call = Call.of(body, args, kwargs)
         terms = Terms(
             name=next(self._names),

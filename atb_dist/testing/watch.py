@@ -116,5 +116,9 @@ class Watch:
 
 
 def _without_our_frames(stacks: str) -> str:
-    hidden = (f'  File "{Path(__file__).parent}', '  File "<string>", line 1 in <module>')
+    hidden = (
+        f'  File "{Path(__file__).parent}',
+        '  File "<string>", line 1 in <module>',
+        "Extension modules:",
+    )
     return "\n".join(line for line in stacks.splitlines() if not line.startswith(hidden))
