@@ -6,7 +6,6 @@ Facts are from the vendor's environment reference; nothing here was measured on 
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from atb_dist.errors import ConfigError
 from atb_dist.launcher.placement import parse_cpus
+from atb_dist.launcher.ports import claim, is_free, port_owner
 
 HCCL_PORTS = 16  # HCCL takes this many from its base port on
 DEFAULT_BASE_PORT = 60000
@@ -132,11 +132,11 @@ def ports(env: Mapping[str, str], device: str) -> Iterator[dict[str, str]]:
         return
     base = env.get("HCCL_IF_BASE_PORT")
     # Below every common ephemeral range, above most services.
-    candidates = [int(base)] if base else range(20000, 30000, HCCL_PORTS)
+    candidates = hccl_ports(env)[:1] if base else range(20000, 30000, HCCL_PORTS)
     for first in candidates:
         with ExitStack() as held:
             wanted = range(first, first + HCCL_PORTS)
-            if all(_is_free(port) and _claim(port, held) for port in wanted):
+            if all(is_free(port) and claim(port, held) for port in wanted):
                 yield {"HCCL_IF_BASE_PORT": str(first)}
                 return
     raise ConfigError(
@@ -145,15 +145,6 @@ def ports(env: Mapping[str, str], device: str) -> Iterator[dict[str, str]]:
         if base
         else f"found no {HCCL_PORTS} free ports in a row for HCCL; set HCCL_IF_BASE_PORT"
     )
-
-
-def _claim(port: int, held: ExitStack) -> bool:
-    claim = held.enter_context(socket.socket(socket.AF_UNIX))
-    try:
-        claim.bind(f"\0atb_dist-hccl-{port}")
-    except OSError:
-        return False
-    return True
 
 
 def device_names(env: Mapping[str, str], local_size: int, device: str) -> list[str]:
@@ -178,11 +169,11 @@ def _check_count(visible: list[int], local_size: int) -> None:
 
 def _check_ports(env: Mapping[str, str]) -> None:
     given = [name for name in _PORTS if name in env]
-    taken = [port for port in hccl_ports(env) if given and not _is_free(port)]
+    taken = [port for port in hccl_ports(env) if given and not is_free(port)]
     # A range may be longer than what one job needs; a base port names exactly what it takes.
     if taken and (given[0] == "HCCL_IF_BASE_PORT" or len(taken) == len(hccl_ports(env))):
         raise ConfigError(
-            f"{given[0]}={env[given[0]]}: port {taken[0]} is in use, by another job perhaps; "
+            f"{given[0]}={env[given[0]]}: port {taken[0]} is held by {port_owner(taken[0])}; "
             "choose another range, or unset it and let the launcher choose"
         )
     if (text := env.get("HCCL_NPU_SOCKET_PORT_RANGE", "auto")) != "auto":
@@ -223,16 +214,6 @@ def _port_ranges(name: str, text: str) -> list[int]:
     if len(set(listed)) != len(listed):
         raise ConfigError(f"{name}={text} names a port twice; ranges must not overlap")
     return listed
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True
 
 
 @dataclass(frozen=True)

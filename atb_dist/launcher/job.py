@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -94,21 +93,6 @@ def parse_address(text: str) -> tuple[str, int]:
     if match is None or not 0 < int(match[3]) < 65536:
         raise ConfigError(f"--rendezvous {text} is not HOST:PORT, such as node0:29400")
     return match[1] or match[2], int(match[3])
-
-
-def reserve_port() -> socket.socket:
-    """Take a free TCP port; keep the socket open for as long as the number is to stay ours.
-
-    The socket never listens and allows address reuse, so rank 0's store can still bind the port,
-    while the kernel hands it to nobody who asks for any free one.
-    """
-    dual = socket.has_dualstack_ipv6()
-    holder = socket.socket(socket.AF_INET6 if dual else socket.AF_INET)
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if dual:
-        holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-    holder.bind(("", 0))
-    return holder
 
 
 def rank_environment(

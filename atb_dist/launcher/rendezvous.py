@@ -7,6 +7,7 @@ line, first "failed" wins, and a launcher that vanishes counts as failed.
 
 from __future__ import annotations
 
+import errno
 import json
 import select
 import socket
@@ -17,6 +18,7 @@ from typing import Any
 from atb_dist import __version__
 from atb_dist.errors import AtbDistError, ConfigError
 from atb_dist.launcher.job import Job, Meeting, parse_address
+from atb_dist.launcher.ports import port_owner
 
 Message = dict[str, Any]
 _MAX_LINE_BYTES = 1 << 20
@@ -170,8 +172,9 @@ def _listen(address: str, host: str, port: int) -> socket.socket:
         listener.bind(where)
         listener.listen(64)
     except OSError as error:
+        held = f", by {port_owner(port)}" if error.errno == errno.EADDRINUSE else ""
         raise ConfigError(
-            f"node 0 can't listen at --rendezvous {address}: {error.strerror}; "
+            f"node 0 can't listen at --rendezvous {address}: {error.strerror}{held}; "
             "give an address of this host and a port that no other job uses"
         ) from error
     return listener

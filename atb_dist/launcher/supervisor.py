@@ -11,8 +11,9 @@ import time
 from dataclasses import asdict, dataclass
 
 from atb_dist.launcher import ascend, sweep
-from atb_dist.launcher.job import Job, Meeting, parse_address, reserve_port
+from atb_dist.launcher.job import Job, Meeting, parse_address
 from atb_dist.launcher.output import Log, table
+from atb_dist.launcher.ports import reserve_port
 from atb_dist.launcher.process import Guard, RankProcess, start_ranks
 from atb_dist.launcher.rendezvous import Message, Peer, meet
 from atb_dist.launcher.signals import signals_on_socket

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from atb_dist.comm.rank import without_launcher
-from atb_dist.launcher.job import reserve_port
+from atb_dist.launcher.ports import reserve_port
 from atb_dist.testing.call import Call
 from atb_dist.testing.execute import Terms
 from atb_dist.testing.outcomes import Outcome

@@ -533,6 +533,7 @@ def test_strangers_and_doubles_do_not_disturb_the_meeting() -> None:
             _, stderr = double.communicate(timeout=20)
             assert double.returncode == 2
             assert b"can't listen at --rendezvous" in stderr
+            assert b"(pid %d)" % first.pid in stderr
         with started(*node(1, address, "true")) as second:
             second.communicate(timeout=20)
             assert second.returncode == 0

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from atb_dist.errors import ConfigError
 from atb_dist.launcher import ascend, placement, sweep
-from atb_dist.launcher.job import Job, Meeting, parse_address, rank_environment, reserve_port
+from atb_dist.launcher.job import Job, Meeting, parse_address, rank_environment
 from atb_dist.launcher.output import Log, table
+from atb_dist.launcher.ports import port_owner, reserve_port
 from atb_dist.launcher.process import RankProcess
 
 # --- CPUs ---
@@ -420,9 +421,16 @@ def test_a_base_port_in_use_is_named() -> None:
             {"HCCL_HOST_SOCKET_PORT_RANGE": str(port)},
         ):
             (found,) = ascend.problems(env, 1, EIGHT)
-            assert f"port {port} is in use" in found or "is in use" in found
+            assert f"port {port} is held by " in found
+            assert f"(pid {os.getpid()})" in found
         wide = {"HCCL_HOST_SOCKET_PORT_RANGE": f"{port},1024-1100"}
         assert ascend.problems(wide, 1, EIGHT) == []  # HCCL looks for a free one itself
+
+
+def test_nobody_holds_a_free_port() -> None:
+    with reserve_port() as holder:
+        port = holder.getsockname()[1]
+    assert port_owner(port) == "another process"
 
 
 def test_ports_the_kernel_may_give_away_are_mentioned() -> None:
