@@ -16,10 +16,6 @@ if "$mpirun" --version 2>&1 | grep -q -i 'open *mpi\|open-mpi'; then
   # may have fewer slots than ranks, and those must sleep while they wait.
   flags=(--bind-to none --oversubscribe "${flags[@]}")
   export OMPI_MCA_mpi_yield_when_idle=1
-  # Other hosts see only what -x names.
-  while read -r name; do
-    flags+=(-x "$name")
-  done < <(compgen -e | grep -E '^(ATB_DIST|ASCEND|HCCL|LCCL|OMP)_' || true)
   if [[ $EUID == 0 ]]; then
     flags+=(--allow-run-as-root)
   fi

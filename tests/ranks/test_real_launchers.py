@@ -126,24 +126,6 @@ def test_mpirun_script() -> None:
     )
 
 
-def test_mpirun_script_with_a_stand_in_for_open_mpi(tmp_path: Path) -> None:
-    stand_in = tmp_path / "mpirun"
-    stand_in.write_text(
-        '#!/bin/sh\n[ "$1" = --version ] && { echo "mpirun (Open MPI) 5.0.6"; exit; }\n'
-        'echo "$OMPI_MCA_mpi_yield_when_idle" "$@"\n'
-    )
-    stand_in.chmod(0o755)
-    job = start(
-        [LAUNCH_SCRIPTS / "mpirun.sh", "3", "rank", "two words"],
-        MPIRUN=str(stand_in), MPIRUN_FLAGS="--host a,b", HCCL_BUFFSIZE="200",
-    )  # fmt: skip
-    words = finish(job).split()
-    assert words[:6] == ["1", "--bind-to", "none", "--oversubscribe", "--host", "a,b"]
-    assert "-x HCCL_BUFFSIZE" in " ".join(words)
-    assert ("--allow-run-as-root" in words) == (os.geteuid() == 0)
-    assert words[-5:] == ["-n", "3", "rank", "two", "words"]
-
-
 def test_torchrun_script() -> None:
     path = f"{BIN}:{os.environ['PATH']}"
     script = LAUNCH_SCRIPTS / "torchrun.sh"

@@ -1,0 +1,250 @@
+"""LcalComm: collectives between the ranks of one host over shared memory (csrc/lcal)."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from atb_dist import _lcal
+from atb_dist.comm import checks
+from atb_dist.comm.base import Communicator, ReduceOp
+from atb_dist.comm.rank import RankInfo
+from atb_dist.errors import ConfigError, PeerFailure
+
+T = TypeVar("T")
+
+# The numbers of csrc/lcal/types.h.
+DTYPES = {
+    torch.float64: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16: 3, torch.int64: 4,
+    torch.int32: 5, torch.int8: 6, torch.uint8: 7,
+}  # fmt: skip
+OPS = {"sum": 0, "max": 1, "min": 2, "prod": 3}
+HALF_BYTES = 1 << 20  # two such buffers a rank
+MANY_RANKS = 16
+HALF_BYTES_OF_MANY = 256 << 10
+
+
+def open(rank: RankInfo, *, timeout_s: float) -> Communicator:
+    """Join the ranks of this host's job.
+
+    Raises ConfigError when they span hosts or memory is short, PeerFailure when one does not come.
+    """
+    if rank.num_nodes != 1:
+        raise ConfigError(
+            f"backend=lcal works inside one host, but the ranks span {rank.num_nodes}; use gloo"
+        )
+    return LcalComm(rank.session, rank.rank, rank.size, timeout_s=timeout_s)
+
+
+class LcalComm:
+    """A Communicator over one shared segment. Sums have the same bits on every rank."""
+
+    def __init__(self, session: str, rank: int, size: int, *, timeout_s: float):
+        self.rank = rank
+        self.size = size
+        self.name = "lcal"
+        self.deterministic = True
+        self._session = session
+        self._timeout_s = timeout_s
+        self._num_splits = 0
+        half = HALF_BYTES if size <= MANY_RANKS else HALF_BYTES_OF_MANY
+        with _errors():
+            self._comm = _lcal.Comm(
+                session=session, rank=rank, size=size, half_bytes=half, timeout_s=timeout_s
+            )
+
+    @property
+    def pids(self) -> list[int]:
+        """Process id of every rank."""
+        return self._comm.pids
+
+    def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Tensor:
+        """Combine x [*] over ranks, in place; return x."""
+        dtype, code = _dtype("all_reduce", x), _op("all_reduce", op)
+        with _errors():
+            self._comm.all_reduce(x.data_ptr(), x.numel(), dtype, code)
+        return x
+
+    def reduce(self, x: Tensor, dst: int = 0, op: ReduceOp = "sum") -> Tensor:
+        """Combine x [*] over ranks into rank dst's x; other ranks' x is left as it was."""
+        dtype, code = _dtype("reduce", x), _op("reduce", op)
+        checks.check_rank("reduce", dst, self.size)
+        with _errors():
+            self._comm.reduce(x.data_ptr(), x.numel(), dtype, code, dst)
+        return x
+
+    def reduce_scatter(
+        self, x: Tensor, op: ReduceOp = "sum", counts: Sequence[int] | None = None
+    ) -> Tensor:
+        """Combine x [T, *] over ranks and keep this rank's rows → [counts[rank], *]."""
+        dtype, code = _dtype("reduce_scatter", x), _op("reduce_scatter", op)
+        checks.check_rows("reduce_scatter", x)
+        rows = checks.row_counts("reduce_scatter", counts, checks.even_counts(len(x), self.size))
+        checks.check_sum("reduce_scatter", x.shape[0], rows)
+        width = _row_items(x)
+        out = x.new_empty((rows[self.rank], *x.shape[1:]))
+        with _errors():
+            self._comm.reduce_scatter(
+                x.data_ptr(), out.data_ptr(), [n * width for n in rows], dtype, code
+            )
+        return out
+
+    def all_gather(self, x: Tensor, counts: Sequence[int] | None = None) -> Tensor:
+        """Join x [n, *] of all ranks along dimension 0, in rank order → [Σ n, *]."""
+        rows, out = self._gathered("all_gather", x, counts)
+        with _errors():
+            self._comm.all_gather(x.data_ptr(), out.data_ptr(), _row_bytes(x, rows))
+        return out
+
+    def gather(self, x: Tensor, dst: int = 0, counts: Sequence[int] | None = None) -> Tensor | None:
+        """Join x [n, *] of all ranks on rank dst → [Σ n, *]; None elsewhere."""
+        checks.check_rank("gather", dst, self.size)
+        rows, out = self._gathered("gather", x, counts)
+        with _errors():
+            self._comm.gather(x.data_ptr(), out.data_ptr(), _row_bytes(x, rows), dst)
+        return out if self.rank == dst else None
+
+    def all_to_all(self, x: Tensor, send: Sequence[int], recv: Sequence[int]) -> Tensor:
+        """Give rank j the next send[j] rows of x [Σ send, *]; return [Σ recv, *] in rank order."""
+        checks.check_rows("all_to_all", x)
+        everyone = [0] * self.size
+        gives = checks.row_counts("all_to_all", send, everyone)
+        takes = checks.row_counts("all_to_all", recv, everyone)
+        checks.check_sum("all_to_all", x.shape[0], gives)
+        out = x.new_empty((sum(takes), *x.shape[1:]))
+        with _errors():
+            self._comm.all_to_all(
+                x.data_ptr(), out.data_ptr(), _row_bytes(x, gives), _row_bytes(x, takes)
+            )
+        return out
+
+    def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
+        """Overwrite x with rank src's; return x."""
+        checks.check_tensor("broadcast", x)
+        checks.check_rank("broadcast", src, self.size)
+        with _errors():
+            self._comm.broadcast(x.data_ptr(), x.nbytes, src)
+        return x
+
+    def scatter(self, out: Tensor, x: Tensor | None = None, src: int = 0) -> Tensor:
+        """Fill out [n, *] with this rank's rows of rank src's x [N·n, *]; return out."""
+        checks.check_rows("scatter", out)
+        checks.check_rank("scatter", src, self.size)
+        source = 0
+        if self.rank == src:
+            checks.check_scatter(out, x, self.size)
+            assert x is not None
+            source = x.data_ptr()
+        with _errors():
+            self._comm.scatter(source, out.data_ptr(), out.nbytes, src)
+        return out
+
+    def send(self, x: Tensor, dst: int) -> None:
+        """Hand x to rank dst, which must call recv with the same shape and dtype."""
+        self._check_peer("send", x, dst)
+        with _errors():
+            self._comm.send(x.data_ptr(), x.nbytes, dst)
+
+    def recv(self, x: Tensor, src: int) -> Tensor:
+        """Fill x from rank src's send; return x."""
+        self._check_peer("recv", x, src)
+        with _errors():
+            self._comm.recv(x.data_ptr(), x.nbytes, src)
+        return x
+
+    def barrier(self) -> None:
+        """Return once every rank has called it."""
+        with _errors():
+            self._comm.barrier()
+
+    def broadcast_object(self, value: T | None, src: int = 0, *, idle: bool = False) -> T:
+        """Return rank src's picklable value on every rank; idle waits without a deadline."""
+        checks.check_rank("broadcast_object", src, self.size)
+        mine = pickle.dumps(value, pickle.HIGHEST_PROTOCOL) if self.rank == src else b""
+        with _errors():
+            result = self._comm.broadcast_object(mine, src, idle)
+        loaded: T = value if self.rank == src else pickle.loads(result)  # type: ignore[assignment]
+        return loaded
+
+    def all_gather_object(self, value: T) -> list[T]:
+        """Return every rank's picklable value, in rank order."""
+        mine = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        with _errors():
+            results = self._comm.all_gather_object(mine)
+        return [pickle.loads(result) for result in results]
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return ordinary memory."""
+        return torch.empty(tuple(shape), dtype=dtype)
+
+    def split(self, color: int) -> Communicator:
+        """Return a communicator of the ranks that passed the same color, in rank order."""
+        self._num_splits += 1
+        colors = self.all_gather_object(int(color))
+        members = [r for r, each in enumerate(colors) if each == color]
+        session = f"{self._session}.{self._num_splits}.{color}"
+        place = members.index(self.rank)
+        return LcalComm(session, place, len(members), timeout_s=self._timeout_s)
+
+    def abort(self, reason: str) -> None:
+        """Wake every waiting peer and make it raise PeerFailure with this rank and reason."""
+        self._comm.abort(reason)
+
+    def close(self) -> None:
+        """Release everything; later calls raise. Never waits for peers, safe to call twice."""
+        self._comm.close()
+
+    def _gathered(
+        self, verb: str, x: Tensor, counts: Sequence[int] | None
+    ) -> tuple[list[int], Tensor]:
+        checks.check_rows(verb, x)
+        rows = checks.row_counts(verb, counts, [x.shape[0]] * self.size)
+        checks.check_own(verb, x.shape[0], rows, self.rank)
+        return rows, x.new_empty((sum(rows), *x.shape[1:]))
+
+    def _check_peer(self, verb: str, x: Tensor, peer: int) -> None:
+        checks.check_tensor(verb, x)
+        checks.check_rank(verb, peer, self.size)
+        if peer == self.rank:
+            raise ValueError(f"{verb}: rank {peer} is this rank itself")
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Turn the library's errors into this package's."""
+    try:
+        yield
+    except _lcal.PeerFailure as error:
+        raise PeerFailure(str(error)) from None
+    except _lcal.SetupError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _dtype(verb: str, x: Tensor) -> int:
+    checks.check_tensor(verb, x)
+    if x.dtype not in DTYPES:
+        names = ", ".join(str(each).removeprefix("torch.") for each in DTYPES)
+        raise ValueError(f"{verb}: {x.dtype} can't be combined; use one of {names}")
+    return DTYPES[x.dtype]
+
+
+def _op(verb: str, op: str) -> int:
+    checks.check_op(verb, op)
+    return OPS[op]
+
+
+def _row_items(x: Tensor) -> int:
+    items = 1
+    for extent in x.shape[1:]:
+        items *= extent
+    return items
+
+
+def _row_bytes(x: Tensor, rows: Sequence[int]) -> list[int]:
+    width = _row_items(x) * x.element_size()
+    return [n * width for n in rows]

@@ -1,0 +1,112 @@
+// atb_dist._lcal: addresses and sizes in, errors of the same meaning out. torch is not linked.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "comm.h"
+#include "error.h"
+
+namespace py = pybind11;
+
+namespace {
+
+using lcal::Comm;
+using lcal::DType;
+using lcal::Op;
+using Bytes = std::vector<uint64_t>;
+
+void* pointer(uint64_t address) { return reinterpret_cast<void*>(address); }
+
+// Lets Ctrl-C end a wait. Called without the GIL.
+void check_signals() {
+  py::gil_scoped_acquire acquire;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+std::unique_ptr<Comm> open_comm(const std::string& session, int rank, int size, size_t half_bytes,
+                                double timeout_s) {
+  lcal::Options options;
+  options.session = session;
+  options.rank = rank;
+  options.size = size;
+  options.half_bytes = half_bytes;
+  options.timeout_s = timeout_s;
+  options.interrupt = check_signals;
+  py::gil_scoped_release release;
+  return std::make_unique<Comm>(options);
+}
+
+void all_reduce(Comm& comm, uint64_t x, size_t count, int dtype, int op) {
+  comm.all_reduce(pointer(x), count, static_cast<DType>(dtype), static_cast<Op>(op));
+}
+void reduce(Comm& comm, uint64_t x, size_t count, int dtype, int op, int dst) {
+  comm.reduce(pointer(x), count, static_cast<DType>(dtype), static_cast<Op>(op), dst);
+}
+void reduce_scatter(Comm& comm, uint64_t x, uint64_t out, const Bytes& counts, int dtype, int op) {
+  comm.reduce_scatter(pointer(x), pointer(out), counts, static_cast<DType>(dtype),
+                      static_cast<Op>(op));
+}
+void all_gather(Comm& comm, uint64_t x, uint64_t out, const Bytes& bytes) {
+  comm.all_gather(pointer(x), pointer(out), bytes);
+}
+void gather(Comm& comm, uint64_t x, uint64_t out, const Bytes& bytes, int dst) {
+  comm.gather(pointer(x), pointer(out), bytes, dst);
+}
+void all_to_all(Comm& comm, uint64_t x, uint64_t out, const Bytes& send, const Bytes& recv) {
+  comm.all_to_all(pointer(x), pointer(out), send, recv);
+}
+void broadcast(Comm& comm, uint64_t x, size_t bytes, int src) {
+  comm.broadcast(pointer(x), bytes, src);
+}
+void scatter(Comm& comm, uint64_t x, uint64_t out, size_t bytes, int src) {
+  comm.scatter(pointer(x), pointer(out), bytes, src);
+}
+void send(Comm& comm, uint64_t x, size_t bytes, int dst) { comm.send(pointer(x), bytes, dst); }
+void recv(Comm& comm, uint64_t x, size_t bytes, int src) { comm.recv(pointer(x), bytes, src); }
+
+py::bytes broadcast_object(Comm& comm, const py::bytes& value, int src, bool idle) {
+  const std::string bytes = value;
+  std::string result;
+  {
+    py::gil_scoped_release release;
+    result = comm.broadcast_object(bytes, src, idle);
+  }
+  return py::bytes(result);
+}
+
+std::vector<py::bytes> all_gather_object(Comm& comm, const py::bytes& value) {
+  const std::string bytes = value;
+  std::vector<std::string> results;
+  {
+    py::gil_scoped_release release;
+    results = comm.all_gather_object(bytes);
+  }
+  return std::vector<py::bytes>(results.begin(), results.end());
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_lcal, module) {
+  module.doc() = "Collectives between the ranks of one host over shared memory.";
+  py::register_exception<lcal::PeerFailure>(module, "PeerFailure", PyExc_RuntimeError);
+  py::register_exception<lcal::SetupError>(module, "SetupError", PyExc_RuntimeError);
+  using Release = py::call_guard<py::gil_scoped_release>;
+  py::class_<Comm>(module, "Comm")
+      .def(py::init(&open_comm), py::kw_only(), py::arg("session"), py::arg("rank"),
+           py::arg("size"), py::arg("half_bytes"), py::arg("timeout_s"))
+      .def_property_readonly("pids", &Comm::pids)
+      .def("all_reduce", &all_reduce, Release())
+      .def("reduce", &reduce, Release())
+      .def("reduce_scatter", &reduce_scatter, Release())
+      .def("all_gather", &all_gather, Release())
+      .def("gather", &gather, Release())
+      .def("all_to_all", &all_to_all, Release())
+      .def("broadcast", &broadcast, Release())
+      .def("scatter", &scatter, Release())
+      .def("send", &send, Release())
+      .def("recv", &recv, Release())
+      .def("barrier", &Comm::barrier, Release())
+      .def("broadcast_object", &broadcast_object)
+      .def("all_gather_object", &all_gather_object)
+      .def("abort", &Comm::abort, Release())
+      .def("close", &Comm::close, Release());
+}

@@ -1,0 +1,92 @@
+// The shared segment: one anonymous memory file that all ranks of a communicator map.
+//
+//   header      nonce, abort word and reason, one flag line and one sleeper line a rank
+//   halves      per rank two buffers of half_bytes: one round fills one, the next the other
+//   mailboxes   per ordered pair of ranks, backed by memory when first used
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "types.h"
+
+namespace lcal {
+
+constexpr int kMaxRanks = 64;
+constexpr size_t kLine = 64;  // one cache line: ranks never write the same one
+constexpr size_t kPage = 4096;
+constexpr size_t kMailboxBytes = 64 << 10;
+constexpr size_t kReasonBytes = 480;
+
+// What a rank says about a round, so that peers can see that they do the same thing.
+struct Signature {
+  uint64_t what;   // kind | op << 8 | dtype << 16 | root << 24 | number << 32
+  uint64_t bytes;  // over all ranks where they differ
+};
+
+// Written by its rank only. epoch counts phases and never goes back; it wraps.
+struct alignas(kLine) FlagLine {
+  std::atomic<uint32_t> epoch;
+  std::atomic<uint32_t> pid;
+  Signature signatures[2];      // of the phases with even and odd epoch
+  std::atomic<uint64_t> doing;  // as Signature::what; kind none between collectives
+};
+
+// Written by peers: how many of them sleep on this rank's epoch.
+struct alignas(kLine) SleeperLine {
+  std::atomic<uint32_t> sleepers;
+};
+
+struct alignas(kLine) AbortLine {
+  std::atomic<uint32_t> state;  // 0 none, 1 being written, 2 valid
+  uint32_t rank;
+  char reason[kReasonBytes];
+};
+
+// Bytes in flight from one rank to another: a ring, written and read count up and wrap.
+struct alignas(kLine) Mailbox {
+  std::atomic<uint32_t> written;
+  std::atomic<uint32_t> write_sleepers;
+  alignas(kLine) std::atomic<uint32_t> read;
+  std::atomic<uint32_t> read_sleepers;
+  alignas(kLine) unsigned char data[kMailboxBytes];
+};
+
+struct Header {
+  uint64_t nonce;
+  AbortLine abort;
+  FlagLine flags[kMaxRanks];
+  SleeperLine sleepers[kMaxRanks];
+};
+
+class Segment {
+ public:
+  // Create the memory and reserve all of it but the mailboxes. Throws SetupError when the host
+  // cannot give that much.
+  static Segment create(int ranks, size_t half_bytes);
+  // Map what another rank created. Throws SetupError when it is not what the nonce says.
+  static Segment map(int descriptor, int ranks, size_t half_bytes, uint64_t nonce);
+  Segment(Segment&& other) noexcept;
+  Segment& operator=(Segment&&) = delete;
+  ~Segment();
+
+  Header& header() const { return *static_cast<Header*>(base_); }
+  unsigned char* half(int rank, int which) const;
+  Mailbox& mailbox(int from, int to) const;
+  // Back a mailbox with memory. Throws SetupError when there is none left.
+  void reserve_mailbox(int from, int to) const;
+  size_t half_bytes() const { return half_bytes_; }
+  int descriptor() const { return descriptor_; }
+
+ private:
+  Segment(int descriptor, int ranks, size_t half_bytes);
+  size_t mailbox_offset(int from, int to) const;
+  void* base_ = nullptr;
+  size_t bytes_ = 0;
+  int descriptor_ = -1;
+  int ranks_ = 0;
+  size_t half_bytes_ = 0;
+};
+
+}  // namespace lcal

@@ -1,0 +1,203 @@
+// Phases: publishing an epoch, waiting for peers, and everything that can end a wait.
+#include <linux/futex.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <climits>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+
+#include "comm.h"
+#include "error.h"
+
+namespace lcal {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr int kYields = 200;
+constexpr long kSliceNs = 50'000'000;  // how late a death, an abort or a signal may be noticed
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+void pause_cpu() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+void sleep_on(const std::atomic<uint32_t>& word, uint32_t seen) {
+  const timespec slice{0, kSliceNs};
+  syscall(SYS_futex, &word, FUTEX_WAIT, seen, &slice, nullptr, 0);
+}
+
+void wake_all(const std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+std::string seconds_text(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.3g s", seconds);
+  return text;
+}
+
+bool is_before(uint32_t epoch, uint32_t wanted) {
+  return static_cast<int32_t>(epoch - wanted) < 0;  // epochs wrap
+}
+
+}  // namespace
+
+uint64_t Comm::what(const Call& call) const {
+  return static_cast<uint64_t>(call.kind) | static_cast<uint64_t>(call.op) << 8 |
+         static_cast<uint64_t>(call.dtype) << 16 | static_cast<uint64_t>(call.root) << 24 |
+         static_cast<uint64_t>(number_) << 32;
+}
+
+std::string Comm::describe(uint64_t what, uint64_t bytes) const {
+  const Kind kind = static_cast<Kind>(what & 0xff);
+  const std::string number = "#" + std::to_string(what >> 32);
+  if (kind == Kind::none) return "in no collective (its last was " + number + ")";
+  std::string text = std::string("in ") + name(kind) + " " + number;
+  if (bytes == 0) return text;
+  text += " (" + std::to_string(bytes) + " bytes " + name(static_cast<DType>(what >> 16 & 0xff));
+  const Op op = static_cast<Op>(what >> 8 & 0xff);
+  if (op != Op::none) text += std::string(", ") + name(op);
+  return text + ")";
+}
+
+std::string Comm::who(int rank) const {
+  return "rank " + std::to_string(rank) + " (pid " + std::to_string(pids_[rank]) + ")";
+}
+
+void Comm::fail(const std::string& why) {
+  broken_ = why;
+  abort(why);
+  throw PeerFailure(why);
+}
+
+std::string Comm::abort_text() const {
+  const AbortLine& line = segment_.header().abort;
+  for (int i = 0; i < 1000 && line.state.load(std::memory_order_acquire) == 1; ++i) sched_yield();
+  return std::string(line.reason, strnlen(line.reason, kReasonBytes));
+}
+
+void Comm::abort(const std::string& reason) {
+  if (closed_.load()) return;
+  AbortLine& line = segment_.header().abort;
+  uint32_t none = 0;
+  if (line.state.compare_exchange_strong(none, 1)) {
+    line.rank = static_cast<uint32_t>(rank_);
+    std::strncpy(line.reason, reason.c_str(), kReasonBytes - 1);
+    line.state.store(2, std::memory_order_release);
+  }
+  for (int r = 0; r < size_; ++r) wake_all(segment_.header().flags[r].epoch);
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_) continue;
+    wake_all(segment_.mailbox(r, rank_).read);
+    wake_all(segment_.mailbox(rank_, r).written);
+  }
+}
+
+void Comm::publish(const Call& call) {
+  ++epoch_;
+  FlagLine& mine = segment_.header().flags[rank_];
+  mine.signatures[epoch_ & 1] = Signature{what(call), call.bytes};
+  say(call);
+  mine.epoch.store(epoch_, std::memory_order_seq_cst);
+  if (segment_.header().sleepers[rank_].sleepers.load(std::memory_order_seq_cst) != 0) {
+    wake_all(mine.epoch);
+  }
+}
+
+void Comm::phase(const Call& call) {
+  publish(call);
+  for (int step = 1; step < size_; ++step) {
+    const int peer = (rank_ + step) % size_;
+    wait_for(peer, call);
+    check_signature(peer, call);
+  }
+}
+
+void Comm::wait_for(int peer, const Call& call) {
+  const std::atomic<uint32_t>& word = segment_.header().flags[peer].epoch;
+  const uint32_t wanted = epoch_;
+  if (!is_before(word.load(std::memory_order_acquire), wanted)) return;
+  wait_word(
+      word, segment_.header().sleepers[peer].sleepers,
+      [&] { return !is_before(word.load(std::memory_order_acquire), wanted); }, peer, call);
+}
+
+void Comm::wait_word(const std::atomic<uint32_t>& word, std::atomic<uint32_t>& sleepers,
+                     const std::function<bool()>& ready, int peer, const Call& call) {
+  for (int i = 0; i < spins_; ++i) {
+    if (ready()) return;
+    pause_cpu();
+  }
+  for (int i = 0; i < kYields; ++i) {
+    if (ready()) return;
+    sched_yield();
+  }
+  const Clock::time_point begin = Clock::now();
+  while (!ready()) {
+    check_while_waiting(peer, call, seconds_since(begin));
+    sleepers.fetch_add(1, std::memory_order_seq_cst);
+    const uint32_t seen = word.load(std::memory_order_seq_cst);
+    if (!ready()) sleep_on(word, seen);
+    sleepers.fetch_sub(1, std::memory_order_seq_cst);
+  }
+}
+
+void Comm::check_while_waiting(int peer, const Call& call, double waited_s) {
+  const AbortLine& line = segment_.header().abort;
+  if (line.state.load(std::memory_order_acquire) != 0) {
+    broken_ = who(static_cast<int>(line.rank)) + " aborted: " + abort_text();
+    throw PeerFailure(broken_ + " [seen by " + who(rank_) + " " + describe(what(call), call.bytes) +
+                      "]");
+  }
+  std::vector<pollfd> watched;
+  std::vector<int> ranks;
+  for (int r = 0; r < size_; ++r) {
+    if (alive_[r] < 0) continue;
+    watched.push_back({alive_[r], POLLIN, 0});
+    ranks.push_back(r);
+  }
+  if (poll(watched.data(), watched.size(), 0) > 0) {
+    for (size_t i = 0; i < watched.size(); ++i) {
+      if (watched[i].revents == 0) continue;
+      fail(who(ranks[i]) + " died; " + who(rank_) + " was " + describe(what(call), call.bytes));
+    }
+  }
+  if (interrupt_ != nullptr) {
+    try {
+      interrupt_();
+    } catch (...) {
+      broken_ = who(rank_) + " was interrupted " + describe(what(call), call.bytes);
+      abort(broken_);
+      throw;
+    }
+  }
+  if (!call.idle && waited_s > timeout_s_) {
+    const FlagLine& theirs = segment_.header().flags[peer];
+    fail(who(rank_) + " waited " + seconds_text(waited_s) + " " + describe(what(call), call.bytes) +
+         " for " + who(peer) + ", which is " +
+         describe(theirs.doing.load(std::memory_order_relaxed), 0) +
+         "; ATB_DIST_TIMEOUT_S changes the limit");
+  }
+}
+
+void Comm::check_signature(int peer, const Call& call) const {
+  const Signature theirs = segment_.header().flags[peer].signatures[epoch_ & 1];
+  if (theirs.what == what(call) && theirs.bytes == call.bytes) return;
+  const_cast<Comm*>(this)->fail("ranks issued different collectives: " + who(rank_) + " is " +
+                                describe(what(call), call.bytes) + ", " + who(peer) + " is " +
+                                describe(theirs.what, theirs.bytes));
+}
+
+}  // namespace lcal
