@@ -231,10 +231,16 @@ def check(env: Mapping[str, str], *, device: str, local_size: int) -> Findings:
         return Findings([], [])
     if found := problems(env, local_size, cards):
         return Findings(found, [])
-    if not any(name in env for name in _PORTS):  # the launcher will choose
-        return Findings([], [])
-    ephemeral = kernel_text("ip_local_port_range") or "32768 60999"
-    return Findings([], port_notices(env, ephemeral, kernel_text("ip_local_reserved_ports")))
+    notices = [
+        f"{name} is set: on A2 cards it does not work together with fused communication operators "
+        "(AllGatherMatmul and its kind)"
+        for name in ("HCCL_HOST_SOCKET_PORT_RANGE", "HCCL_NPU_SOCKET_PORT_RANGE")
+        if name in env
+    ]
+    if any(name in env for name in _PORTS):  # else the launcher will choose
+        ephemeral = kernel_text("ip_local_port_range") or "32768 60999"
+        notices += port_notices(env, ephemeral, kernel_text("ip_local_reserved_ports"))
+    return Findings([], notices)
 
 
 def kernel_text(name: str) -> str:

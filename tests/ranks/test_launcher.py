@@ -411,6 +411,25 @@ def test_bad_flags_cost_one_line(words: list[str], text: str) -> None:
     assert text in lines[0]
 
 
+def test_an_environment_npu_ranks_would_fail_in_costs_one_line_each() -> None:
+    env = {"ASCEND_RT_VISIBLE_DEVICES": "1,0", "HCCL_BUFFSIZE": "200MB"}
+    done = launch("-n", "2", "--", "true", env=env)
+    assert done.returncode == 2
+    lines = done.stderr.decode().splitlines()
+    assert len(lines) == 2
+    assert "use 0,1" in lines[0]
+    assert "HCCL_BUFFSIZE=200MB" in lines[1]
+    assert launch("-n", "2", "--device", "cpu", "--", "true", env=env).returncode == 0
+
+
+def test_npu_jobs_get_ports_and_a_table_of_cards() -> None:
+    done = shell(2, "echo $HCCL_IF_BASE_PORT", env={"ASCEND_RT_VISIBLE_DEVICES": "4,5"})
+    if b"names device" in done.stderr:
+        pytest.skip("this host has NPUs, but not eight")
+    assert 20000 <= int(done.stdout) < 30000
+    assert b"npu:1 (card 5)" in done.stderr
+
+
 def test_a_file_the_kernel_cannot_run_is_refused(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.write_bytes(b"\x7fELF but not really")

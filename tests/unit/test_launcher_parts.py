@@ -443,6 +443,17 @@ def test_ports_the_kernel_may_give_away_are_mentioned() -> None:
     assert "50008-50015" in ascend.port_notices(env, "32768 60999", "50000-50007")[0]
 
 
+def test_port_ranges_that_fused_operators_do_not_support_are_mentioned() -> None:
+    def notices(env: Env) -> list[str]:
+        return ascend.check(env, device="npu", local_size=1).notices
+
+    cards = {"ASCEND_RT_VISIBLE_DEVICES": "0"}
+    assert notices(cards) == []
+    (notice,) = notices({**cards, "HCCL_NPU_SOCKET_PORT_RANGE": "61000-61050"})
+    assert notice.startswith("HCCL_NPU_SOCKET_PORT_RANGE is set: on A2")
+    assert len(notices({**cards, "HCCL_HOST_SOCKET_PORT_RANGE": "auto"})) == 1
+
+
 def test_two_jobs_get_port_ranges_of_their_own() -> None:
     with ascend.ports({}, "npu") as one, ascend.ports({}, "npu") as other:
         bases = [int(job["HCCL_IF_BASE_PORT"]) for job in (one, other)]
