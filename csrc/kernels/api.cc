@@ -15,8 +15,11 @@ constexpr int64_t kWorthSharing = 1 << 15;
 constexpr int64_t kBlocksPerThread = 4;
 // A multiple of every instruction set's tile width.
 constexpr int64_t kColumnStep = 24;
-// Rows of x that stay in the second-level cache while W passes by.
-constexpr int64_t kRowBlockBytes = 256 << 10;
+// From so many rows on, x no longer stays in the first-level cache.
+constexpr int64_t kManyRows = 16;
+// Columns of W that pass by all rows of x before the next ones: they stay in the outer cache.
+constexpr int64_t kMaxColumns = 96;
+constexpr int64_t kPageBytes = 4096;
 
 template <class... Parts>
 [[noreturn]] void refuse(const Parts&... parts) {
@@ -51,17 +54,39 @@ void share_rows(int64_t rows, int64_t cost, const F& run) {
 
 }  // namespace
 
-void linear(const Linear& a) {
-  const auto kernel = active().linear;
-  const int64_t row_bytes = std::max<int64_t>(a.k, 1) * 4;
-  const int64_t row_block = std::max<int64_t>(kRowBlockBytes / row_bytes / 4 * 4, 16);
-  const int64_t row_blocks = divide_up(a.m, row_block);
-  const int64_t column_block = block_of(a.n, std::min(a.m, row_block) * a.k, kColumnStep);
-  const int64_t column_blocks = divide_up(a.n, column_block);
-  ThreadPool::instance().run(row_blocks * column_blocks, [&](int64_t i) {
-    const int64_t m = i / column_blocks * row_block, n = i % column_blocks * column_block;
-    kernel(a, m, std::min(m + row_block, a.m), n, std::min(n + column_block, a.n));
+namespace {
+
+// Copy x with rows that do not start at the same place of a page. When they do, and those of W too,
+// the rows of a tile push each other out of the first-level cache (measured: 80 to 90 instead of
+// 108 GFLOP/s at K = 1024 and 2048).
+Linear with_spread_rows(const Linear& a) {
+  Linear spread = a;
+  spread.x_stride = a.k + kPageBytes / 4 / 64;
+  float* to = scratch(Use::call, static_cast<size_t>(a.m * spread.x_stride));
+  spread.x = to;
+  share_rows(a.m, a.k, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      std::copy_n(a.x + row * a.x_stride, a.k, to + row * spread.x_stride);
+    }
   });
+  return spread;
+}
+
+void share_columns(const Linear& a) {
+  const auto kernel = active().linear;
+  const int64_t fair = block_of(a.n, a.m * a.k, kColumnStep);
+  const int64_t block = a.m < kManyRows ? fair : std::min(fair, kMaxColumns);
+  ThreadPool::instance().run(divide_up(a.n, block), [&](int64_t i) {
+    kernel(a, 0, a.m, i * block, std::min((i + 1) * block, a.n));
+  });
+}
+
+}  // namespace
+
+void linear(const Linear& a) {
+  const bool rows_meet =
+      a.x_stride * 4 % kPageBytes == 0 && a.w_stride * dtype_bytes(a.w_type) % kPageBytes == 0;
+  share_columns(a.m >= kManyRows && rows_meet ? with_spread_rows(a) : a);
 }
 
 void rms_norm(const RmsNorm& a) {

@@ -56,8 +56,9 @@ const Kernels& active() {
   return table;
 }
 
-float* scratch(size_t floats) {
-  thread_local Scratch mine;
+float* scratch(Use use, size_t floats) {
+  thread_local Scratch both[2];
+  Scratch& mine = both[static_cast<int>(use)];
   if (mine.size < floats) {
     mine.size = 0;
     mine.memory.reset(new float[floats + 16]);

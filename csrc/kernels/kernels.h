@@ -132,8 +132,10 @@ const Kernels& table();
 // std::invalid_argument when that names one this CPU or build does not have.
 const Kernels& active();
 
-// Memory of the calling thread that stays until it asks again; 64-byte aligned, contents undefined.
-float* scratch(size_t floats);
+// Memory of the calling thread that stays until it asks again for the same use; 64-byte aligned,
+// contents undefined. A kernel may run on the thread that holds memory for the call around it.
+enum class Use { call, kernel };
+float* scratch(Use use, size_t floats);
 
 // Borders of the leaves of k input features, checked; empty means one leaf.
 Leaves plan_leaves(const int64_t* borders, size_t count, int64_t k);

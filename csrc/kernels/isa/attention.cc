@@ -111,7 +111,7 @@ static void attend(const Attention& a, int64_t sequence, int64_t kv_head, int64_
   values.cache = static_cast<const T*>(a.v_cache);
   const int64_t last = a.context_lens[sequence] - a.query_starts[sequence + 1];
   const int64_t stride = (last + end + kLanes - 1) / kLanes * kLanes;
-  float* scores = scratch(static_cast<size_t>(group * (stride + 1)));
+  float* scores = scratch(Use::kernel, static_cast<size_t>(group * (stride + 1)));
   float* totals = scores + group * stride;
   for (int64_t row = begin; row < end; ++row) {
     const int64_t visible = last + row + 1;

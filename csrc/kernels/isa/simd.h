@@ -28,6 +28,11 @@ namespace kernels::ATB_ISA {
 
 constexpr int kLanes = 16;
 
+template <int N>
+struct Constant {
+  static constexpr int value = N;
+};
+
 ATB_INLINE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 ATB_INLINE int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
@@ -62,6 +67,16 @@ ATB_INLINE float load_one(const T* from) {
   float lanes[kLanes];
   store(lanes, load_n(from, 1));
   return lanes[0];
+}
+
+// sums[i] = sum(a[i]) for N vectors.
+template <int N>
+ATB_INLINE void sum_each(const Vec* a, float* sums) {
+  constexpr int kEights = N / 8 * 8;
+#pragma GCC unroll 8
+  for (int i = 0; i < kEights; i += 8) sum8(a + i, sums + i);
+#pragma GCC unroll 8
+  for (int i = kEights; i < N; ++i) sums[i] = sum(a[i]);
 }
 
 ATB_INLINE float max_lane(Vec a) {

@@ -88,4 +88,26 @@ ATB_INLINE float sum(Vec a) {
   return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
 }
 
+// sums[i] = sum(a[i]) for eight vectors, by the same tree: each level folds two vectors into one.
+ATB_INLINE void sum8(const Vec* a, float* sums) {
+  __m256 quarters[4], pairs[2];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m256 p = _mm256_add_ps(a[2 * i].low, a[2 * i].high);
+    const __m256 q = _mm256_add_ps(a[2 * i + 1].low, a[2 * i + 1].high);
+    quarters[i] =
+        _mm256_add_ps(_mm256_permute2f128_ps(p, q, 0x20), _mm256_permute2f128_ps(p, q, 0x31));
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    const __m256d p = _mm256_castps_pd(quarters[2 * i]), q = _mm256_castps_pd(quarters[2 * i + 1]);
+    pairs[i] = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(p, q)),
+                             _mm256_castpd_ps(_mm256_unpackhi_pd(p, q)));
+  }
+  const __m256 ones = _mm256_add_ps(_mm256_shuffle_ps(pairs[0], pairs[1], 0x88),
+                                    _mm256_shuffle_ps(pairs[0], pairs[1], 0xdd));
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  _mm256_storeu_ps(sums, _mm256_permutevar8x32_ps(ones, order));
+}
+
 }  // namespace kernels::ATB_ISA

@@ -25,9 +25,14 @@ ATB_INLINE Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
 ATB_INLINE Vec load(const float* from) { return {_mm512_loadu_ps(from)}; }
 ATB_INLINE void store(float* to, Vec a) { _mm512_storeu_ps(to, a.v); }
 
+// Each half word to the upper half of its lane, zeros below: one permutation.
 ATB_INLINE Vec load(const bf16* from) {
-  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
+  const __m512i bits =
+      _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  const __m512i order =
+      _mm512_set_epi32(0xf0000, 0xe0000, 0xd0000, 0xc0000, 0xb0000, 0xa0000, 0x90000, 0x80000,
+                       0x70000, 0x60000, 0x50000, 0x40000, 0x30000, 0x20000, 0x10000, 0);
+  return {_mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaau, order, bits))};
 }
 
 ATB_INLINE void store(bf16* to, Vec a) {
@@ -61,6 +66,27 @@ ATB_INLINE float sum(Vec a) {
   __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   four = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+}
+
+// sums[i] = sum(a[i]) for eight vectors, by the same tree: each level folds two vectors into one.
+ATB_INLINE void sum8(const Vec* a, float* sums) {
+  __m512 halves[4], quarters[2];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512 p = a[2 * i].v, q = a[2 * i + 1].v;
+    halves[i] = _mm512_add_ps(_mm512_shuffle_f32x4(p, q, 0x44), _mm512_shuffle_f32x4(p, q, 0xee));
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    const __m512 p = halves[2 * i], q = halves[2 * i + 1];
+    quarters[i] = _mm512_add_ps(_mm512_shuffle_f32x4(p, q, 0x88), _mm512_shuffle_f32x4(p, q, 0xdd));
+  }
+  const __m512d p = _mm512_castps_pd(quarters[0]), q = _mm512_castps_pd(quarters[1]);
+  const __m512 pairs = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(p, q)),
+                                     _mm512_castpd_ps(_mm512_unpackhi_pd(p, q)));
+  const __m512 ones = _mm512_add_ps(pairs, _mm512_movehdup_ps(pairs));
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0);
+  _mm256_storeu_ps(sums, _mm512_castps512_ps256(_mm512_permutexvar_ps(order, ones)));
 }
 
 }  // namespace kernels::ATB_ISA

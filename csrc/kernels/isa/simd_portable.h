@@ -140,6 +140,11 @@ ATB_INLINE float sum(Vec a) {
   return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
+// sums[i] = sum(a[i]) for eight vectors.
+ATB_INLINE void sum8(const Vec* a, float* sums) {
+  for (int i = 0; i < 8; ++i) sums[i] = sum(a[i]);
+}
+
 #undef ATB_EACH_PART
 
 }  // namespace kernels::ATB_ISA
