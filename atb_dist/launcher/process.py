@@ -98,8 +98,10 @@ def start_ranks(
     placed = placement.place(job.bind, job.local_size, cpus, placement.numa_nodes(cpus))
     devices = ascend.device_names(os.environ, job.local_size, job.device)
     threads = placement.threads_per_rank(len(cpus), job.local_size, placement.cgroup_cpu_max())
-    defaults = {**defaults, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+    defaults = {**defaults, "OMP_NUM_THREADS": str(threads)}
     for rank, held, device in zip(job.ranks, placed, devices, strict=True):
+        if rank > 0:  # Python would keep what it prints into a pipe; rank 0 stays as in a shell
+            defaults["PYTHONUNBUFFERED"] = "1"
         env = rank_environment(job, meeting, rank, os.environ, defaults)
         process = RankProcess(rank, job.command, env, held if job.bind != "none" else ())
         row = (str(rank), str(process.pid), placement.show_cpus(held), env["OMP_NUM_THREADS"])

@@ -133,6 +133,17 @@ def test_every_other_line_is_prefixed_and_whole() -> None:
     assert len(lines) == 900 + 2
 
 
+def test_prints_of_other_ranks_show_at_once_and_rank_0_is_as_in_a_shell() -> None:
+    script = (
+        "import os, time; print('early', os.environ.get('PYTHONUNBUFFERED'));"
+        " time.sleep(0.1); os.kill(os.getpid(), 9)"
+    )
+    done = launch("-n", "2", "--", "sh", "-c", f'[ $RANK = 0 ] || exec {PYTHON} -c "{script}"')
+    assert b"[rank 1] early 1\n" in done.stderr
+    plain = launch("-n", "1", "--", "sh", "-c", "echo $PYTHONUNBUFFERED")
+    assert plain.stdout == b"\n"
+
+
 def test_table_shows_pids_cpus_and_devices() -> None:
     done = shell(2, 'echo "pid $$" >&2', "--bind", "cores")
     pids = dict(re.findall(r"\[rank (\d)\] pid (\d+)", done.stderr.decode()))
