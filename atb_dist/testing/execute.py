@@ -86,7 +86,7 @@ def outcome_of(rank: int, error: BaseException) -> Outcome:
     import pytest
 
     outcome = Outcome(rank, "raised", time.monotonic(), pid=os.getpid())
-    outcome.text = f"{type(error).__name__}: {error}"
+    outcome.text = f"{type(error).__name__}: {error}".partition("\n")[0]  # details hold the rest
     if isinstance(error, (pytest.skip.Exception, unittest.SkipTest)):
         outcome.kind, outcome.text = "skipped", str(error)
     elif isinstance(error, pytest.xfail.Exception):

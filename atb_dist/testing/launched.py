@@ -32,13 +32,17 @@ class LaunchedRanks:
     def __init__(self, info: RankInfo, stderr: int):
         """stderr: a file descriptor of our own, not captured by pytest."""
         self._stderr = stderr
+        self._lost = ""
         self.size = info.size
         self.default_backend = "mpi" if info.launcher in ("openmpi", "mpich", "slurm") else "auto"
         self._info = info
 
     def run(self, size: int, call: Call, terms: Terms) -> list[Outcome]:
         """Run a call on this rank while the others do; return the outcomes of all."""
+        __tracebackhide__ = True  # pytest shows the test's own line
         assert size == self.size
+        if self._lost:
+            raise RankFailure(f"ranks were lost in {self._lost}; this launch can't go on")
         if terms.faults.kill_rank is not None:
             pytest.skip("a planned death would end the whole launch; run without the launcher")
         from atb_dist.comm import connect
@@ -54,7 +58,8 @@ class LaunchedRanks:
             finally:
                 control.close()
         except PeerFailure as error:
-            raise RankFailure(f"{terms.name}: not all ranks came to its end: {error}") from None
+            self._lost = terms.name
+            raise RankFailure(f"not all ranks came to the end of {terms.name}: {error}") from None
         finally:
             faulthandler.cancel_dump_traceback_later()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 SUITE = """
-import os, signal, sys, time
+import ctypes, os, signal, sys, time
 import pytest
 import unfound
 from atb_dist.testing import Killed
@@ -38,10 +38,9 @@ def one_is_killed(info):
 
 def one_hangs(info):
     if info.rank == 1:
-        time.sleep(60)
+        ctypes.PyDLL(None).sleep(60)  # keeps the GIL, as a hung extension module may
 
 def segfaults(info):
-    import ctypes
     ctypes.string_at(0)
 
 def some_skip(info):
@@ -213,6 +212,56 @@ def test_skips_count_when_all_agree(session: Session) -> None:
     ):
         assert f"test_body[ranks3-{body}]" not in session.sections
         assert re.search(rf"{outcome}.*{reason}", session.text)
+
+
+SAME_NAME = """
+import dataclasses
+from pathlib import Path
+import pytest
+
+@dataclasses.dataclass
+class Place:
+    directory: str
+
+def place(info, given):
+    assert isinstance(given, Place)
+    return Place(Path(__file__).parent.name)
+
+@pytest.mark.ranks(2)
+def test_place(ranks):
+    assert ranks.run(place, Place(""), backend="none") == [Place(Path(__file__).parent.name)] * 2
+"""
+IN_PACKAGE = """
+import pytest
+from . import numbers_of_package
+
+class TestMethods:
+    pytestmark = pytest.mark.ranks(1)
+
+    def size(self, info, factor):
+        return factor * numbers_of_package.ONE
+
+    def test_method(self, ranks):
+        assert ranks.run(self.size, 3, backend="none") == [3]
+"""
+
+
+def test_bodies_are_found_in_every_layout(tmp_path: Path) -> None:
+    for name in ("one", "other", "package"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "one" / "test_same.py").write_text(SAME_NAME)
+    (tmp_path / "other" / "test_same.py").write_text(SAME_NAME)
+    (tmp_path / "package" / "__init__.py").touch()
+    (tmp_path / "package" / "numbers_of_package.py").write_text("ONE = 1")
+    (tmp_path / "package" / "test_inner.py").write_text(IN_PACKAGE)
+    run = run_pytest(tmp_path, "--import-mode=importlib")
+    assert "3 passed" in run.stdout, run.stdout + run.stderr
+
+
+def test_importing_the_plugin_is_cheap() -> None:
+    code = "import sys, atb_dist.testing.plugin; print('torch' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert run.stdout == "False\n", run.stderr
 
 
 def test_other_ends_have_one_clear_line(session: Session) -> None:
