@@ -98,7 +98,8 @@ class Run:
             self._fail(RankFailure(f"ranks disagree on whether to run this test: {told}"))
         error = _load(first.payload) if first.kind == "raised" else None
         if isinstance(error, BaseException):
-            error.add_note(f"raised by {first.name}, the first of {len(self.outcomes)} to fail")
+            # No note: pytest.raises matches notes too, which would break a pattern's "$".
+            error.__cause__ = RankFailure(f"{first.headline}\n{first.details}")
         else:
             error = RankFailure(first.headline)
         return self._fail(error, first.headline)

@@ -36,9 +36,25 @@ def one_is_killed(info):
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(0.2)
 
-def one_hangs(info):
-    if info.rank == 1:
+def raises_before_barrier(comm):
+    if comm.rank == 1:
+        raise ValueError("not coming")
+    comm.barrier()
+
+def exits_before_barrier(comm):
+    if comm.rank == 1:
+        os._exit(7)
+    comm.barrier()
+
+def killed_before_barrier(comm):
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    comm.barrier()
+
+def hangs_before_barrier(comm):
+    if comm.rank == 1:
         ctypes.PyDLL(None).sleep(60)  # keeps the GIL, as a hung extension module may
+    comm.barrier()
 
 def segfaults(info):
     ctypes.string_at(0)
@@ -83,9 +99,12 @@ BODIES = [one_raises, one_exits, one_is_killed, segfaults, some_skip, all_skip, 
 def test_body(ranks, body):
     ranks.run(body, backend="none")
 
-@pytest.mark.ranks(2)
-def test_deadline(ranks):
-    ranks.run(one_hangs, backend="none", timeout_s=3)
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("body", [raises_before_barrier, exits_before_barrier,
+                                  killed_before_barrier, hangs_before_barrier],
+                         ids=lambda b: b.__name__)
+def test_body_on(ranks, body):
+    ranks.run(body, timeout_s=3)
 
 @pytest.mark.ranks(2)
 def test_lambda(ranks):
@@ -102,9 +121,9 @@ def test_xfail_by_type(ranks):
 
 @pytest.mark.ranks(2)
 def test_raises_by_type(ranks):
-    with pytest.raises(KeyError, match="[01]") as caught:
+    with pytest.raises(KeyError, match="^[01]$") as caught:
         ranks.run(raises_key_error, backend="none")
-    assert "first of 2 to fail" in caught.value.__notes__[0]
+    assert "in raises_key_error" in str(caught.value.__cause__)
 
 def test_without_marker(ranks):
     ranks.run(pids, backend="none")
@@ -133,7 +152,8 @@ class Session:
         self.sections = dict(zip(parts[1::2], parts[2::2], strict=True))
 
     def failure(self, body: str) -> str:
-        return self.sections[f"test_body[ranks3-{body}]"]
+        test = "test_body_on" if body.endswith("before_barrier") else "test_body"
+        return self.sections[f"{test}[ranks3-{body}]"]
 
 
 @pytest.fixture(scope="module")
@@ -195,11 +215,31 @@ def test_signals_are_named(session: Session) -> None:
     assert "in segfaults" in text
 
 
-def test_hang_shows_stacks(session: Session) -> None:
-    text = session.sections["test_deadline[ranks2]"]
-    assert re.match(r"\nrank 1 \(pid \d+\) was still running 3 s after the start; it was", text)
-    assert "in one_hangs" in text
-    assert "rank 0" not in text
+def test_hang_shows_the_stacks_of_all(session: Session) -> None:
+    text = session.failure("hangs_before_barrier")
+    for rank in range(3):
+        pattern = rf"^rank {rank} \(pid \d+\) was still running 3 s after the start; it was killed$"
+        assert re.search(pattern, text, flags=re.M), text
+    assert "in barrier" in text
+    assert text.count("in hangs_before_barrier") >= 2
+
+
+@pytest.mark.parametrize(
+    ("body", "first"),
+    [
+        ("raises_before_barrier", ": ValueError: not coming"),
+        ("exits_before_barrier", " exited with code 7 without a result"),
+        ("killed_before_barrier", " was killed by SIGKILL"),
+    ],
+)
+def test_peers_at_a_barrier_fail_after_the_one_that_is_missing(
+    session: Session, body: str, first: str
+) -> None:
+    text = session.failure(body)
+    assert re.match(rf"\nrank 1 \(pid \d+\){re.escape(first)}\n", text)
+    peers = re.findall(r"^\d\.\d+ s later: rank (\d) \(pid \d+\): PeerFailure", text, flags=re.M)
+    assert sorted(peers) == ["0", "2"], text
+    assert text.index("not coming" if "raises" in body else "rank 1") < text.index("PeerFailure")
 
 
 def test_skips_count_when_all_agree(session: Session) -> None:
