@@ -30,7 +30,10 @@ Popen = subprocess.Popen[bytes]
 
 
 def environment() -> dict[str, str]:
-    return without_launcher(os.environ)
+    env = without_launcher(os.environ)
+    for name in ("PYTHONUNBUFFERED", "OMP_NUM_THREADS", "ASCEND_RT_VISIBLE_DEVICES"):
+        env.pop(name, None)
+    return env
 
 
 def launch(
