@@ -14,26 +14,15 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-
-from atb_dist.comm.rank import without_launcher
+from job_processes import ENDED_WITHIN_S, LAUNCH, environment, is_running, wait_for
 
 PYTHON = sys.executable
-MAIN = "import sys; from atb_dist.cli import main; sys.exit(main())"
-LAUNCH = [PYTHON, "-c", MAIN, "launch"]
-ENDED_WITHIN_S = 8.0  # promised are 3; the rest is slack for a busy host
 WHO = "from atb_dist.comm.rank import RankInfo; print(RankInfo.from_env())"
 Popen = subprocess.Popen[bytes]
-
-
-def environment() -> dict[str, str]:
-    env = without_launcher(os.environ)
-    for name in ("PYTHONUNBUFFERED", "OMP_NUM_THREADS", "ASCEND_RT_VISIBLE_DEVICES"):
-        env.pop(name, None)
-    return env
 
 
 def launch(
@@ -68,20 +57,6 @@ def started(*words: str) -> Iterator[Popen]:
     finally:
         process.kill()
         process.communicate(timeout=10)
-
-
-def wait_for(what: str, holds: Callable[[], object], timeout_s: float = 15.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
-        time.sleep(0.02)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def pids_in(folder: Path, count: int) -> dict[str, int]:

@@ -12,16 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from job_processes import BIN, LAUNCH, environment
 
-from atb_dist.comm.rank import RankInfo, without_launcher
+from atb_dist.comm.rank import RankInfo
 
-BIN = Path(sys.executable).parent
 LAUNCH_SCRIPTS = Path(__file__).parents[2] / "launch"
 SHOW = (
     "from atb_dist.comm.rank import RankInfo; import dataclasses, os, sys; "
     "os.write(1, (str(dataclasses.asdict(RankInfo.from_env())) + chr(10)).encode())"
 )
-MAIN = "import sys; from atb_dist.cli import main; sys.exit(main())"
 Popen = subprocess.Popen[str]
 
 
@@ -31,7 +30,7 @@ def start(words: Sequence[str | Path], **env: str) -> Popen:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**without_launcher(os.environ), **env},
+        env={**environment(), **env},
     )
 
 
@@ -98,7 +97,7 @@ def test_torch_meets_at_the_port_our_launcher_chose() -> None:
         "x = [None, None]; d.all_gather_object(x, d.get_rank()); "
         "print(x, flush=True); d.destroy_process_group()"
     )
-    job = start([sys.executable, "-c", MAIN, "launch", "-n", "2", "--", sys.executable, "-c", body])
+    job = start([*LAUNCH, "-n", "2", "--", sys.executable, "-c", body])
     assert finish(job) == "[0, 1]\n"
 
 
