@@ -16,10 +16,10 @@ from atb_dist.config import SamplingParams
 from atb_dist.engine import sampler
 from atb_dist.engine.blocks import BlockPool
 from atb_dist.engine.packer import pack
-from atb_dist.engine.request import Output, Request, Sampled
+from atb_dist.engine.request import Output, Request, Sampled, check_request
 from atb_dist.engine.scheduler import Entry, Scheduler, StepPlan
 from atb_dist.engine.stop import Detokenizer, StopChecker
-from atb_dist.errors import ConfigError, OutOfBlocks
+from atb_dist.errors import OutOfBlocks
 from atb_dist.kv_cache import KVCache
 
 
@@ -54,11 +54,14 @@ class Message:
 
 @dataclass
 class Meter:
-    """Where time went, in seconds, on this rank. A step that computes any prompt counts there."""
+    """Where time went, in seconds, on this rank. A step that computes any prompt counts there.
+
+    compute_s is the model's own time: forward passes without the waits for communication.
+    """
 
     prefill_s: float = 0.0
     decode_s: float = 0.0
-    forward_s: float = 0.0
+    compute_s: float = 0.0
     prefill_tokens: int = 0
     decode_tokens: int = 0
     steps: int = 0
@@ -88,20 +91,10 @@ class Engine:
 
         Raises ConfigError, or OutOfBlocks when the KV cache could never hold it.
         """
-        if not prompt:
-            raise ConfigError("the prompt is empty; give at least one token")
-        wrong = next((t for t in prompt if not 0 <= t < self.limits.vocab_size), None)
-        if wrong is not None:
-            raise ConfigError(
-                f"token id {wrong} is out of range; the vocabulary has {self.limits.vocab_size} ids"
-            )
-        if len(prompt) >= self.limits.max_model_len:
-            raise ConfigError(
-                f"the prompt has {len(prompt)} tokens; with max_model_len="
-                f"{self.limits.max_model_len} at most {self.limits.max_model_len - 1} fit"
-            )
-        if params.n > self.limits.max_num_seqs:
-            raise ConfigError(f"n={params.n} exceeds max_num_seqs={self.limits.max_num_seqs}")
+        check_request(
+            prompt, params, vocab_size=self.limits.vocab_size,
+            max_model_len=self.limits.max_model_len, max_num_seqs=self.limits.max_num_seqs,
+        )  # fmt: skip
         self._check_blocks(len(prompt), params)
 
     def _check_blocks(self, prompt: int, params: SamplingParams) -> None:
@@ -115,13 +108,13 @@ class Engine:
                 f"{self._cache.num_blocks} exist; raise kv_memory or {advice}"
             )
 
-    def add(self, prompt: Sequence[int], params: SamplingParams) -> int:
-        """Queue a prompt of token ids on rank 0; return the request's id.
+    def add(self, prompt: Sequence[int], params: SamplingParams, text: str | None = None) -> int:
+        """Queue a prompt of token ids on rank 0, and the text it came from; return its id.
 
         Raises what check raises; then nothing was queued.
         """
         self.check(prompt, params)
-        request = Request(self._next_id, tuple(prompt), params)
+        request = Request(self._next_id, tuple(prompt), params, text)
         self._next_id += 1
         self._inbox.added.append(request)
         return request.id
@@ -157,16 +150,21 @@ class Engine:
                 return []
         begin = time.perf_counter()
         plan = self.scheduler.schedule()
-        if plan.copies:
-            self._cache.copy_blocks(plan.copies)
-        device = self._cache.layer(0)[0].device
-        batch = pack(plan, self._cache.block_size, device)
-        logits = self._model.forward(batch, self._cache)
-        self.meter.forward_s += time.perf_counter() - begin
+        logits = self._forward(plan)
         message = self._share(Message(samples=self._decide(plan, logits)), plan=plan)
         extended = self._extend(plan, message.samples)
         self._count(plan, time.perf_counter() - begin)
         return extended
+
+    def _forward(self, plan: StepPlan) -> Tensor:
+        if plan.copies:
+            self._cache.copy_blocks(plan.copies)
+        batch = pack(plan, self._cache.block_size, self._cache.layer(0)[0].device)
+        begin, exposed = time.perf_counter(), self._tp.stream.exposed_s
+        logits = self._model.forward(batch, self._cache)
+        waited = self._tp.stream.exposed_s - exposed
+        self.meter.compute_s += time.perf_counter() - begin - waited
+        return logits
 
     def _share(self, mine: Message, plan: StepPlan | None = None, *, idle: bool = False) -> Message:
         """Tell the others what rank 0 decided and received; act on it, on every rank alike."""
@@ -246,7 +244,10 @@ class Engine:
             for i in range(entry.samples):
                 request, index = entry.sequence.request, entry.sequence.index + i
                 key = (request.id, index)
-                output = self._outputs.setdefault(key, Output(request.id, index, request.prompt))
+                output = self._outputs.get(key)
+                if output is None:
+                    output = Output(request.id, index, request.prompt, request.text)
+                    self._outputs[key] = output
                 output.extend(next(drawn))
                 if output.finish_reason is not None:
                     del self._outputs[key]

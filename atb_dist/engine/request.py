@@ -4,11 +4,37 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from atb_dist.config import SamplingParams
+from atb_dist.errors import ConfigError
 
 TokenLogprobs = dict[int, float]
+
+
+def check_request(
+    prompt: Seq[int], params: SamplingParams, *, vocab_size: int, max_model_len: int,
+    max_num_seqs: int,
+) -> None:  # fmt: skip
+    """Refuse a request that can't be run, whatever memory there is.
+
+    Raises ConfigError.
+    """
+    if not prompt:
+        raise ConfigError("the prompt is empty; give at least one token")
+    wrong = next((token for token in prompt if not 0 <= token < vocab_size), None)
+    if wrong is not None:
+        raise ConfigError(
+            f"token id {wrong} is out of range; the vocabulary has ids 0 to {vocab_size - 1}"
+        )
+    if len(prompt) >= max_model_len:
+        raise ConfigError(
+            f"the prompt has {len(prompt)} tokens; with max_model_len={max_model_len} at most "
+            f"{max_model_len - 1} fit"
+        )
+    if params.n > max_num_seqs:
+        raise ConfigError(f"n={params.n} exceeds max_num_seqs={max_num_seqs}; raise the latter")
 
 
 @dataclass(frozen=True)
@@ -18,6 +44,7 @@ class Request:
     id: int
     prompt: tuple[int, ...]
     params: SamplingParams
+    text: str | None = None  # the prompt as the user gave it
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Measurements that users can repeat. Each prints ours beside a peer or a limit of the same run."""
