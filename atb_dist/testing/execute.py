@@ -12,12 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from atb_dist.comm.rank import RankInfo
 from atb_dist.errors import PeerFailure
 from atb_dist.testing.faults import FaultPlan, Faults, faulty
 from atb_dist.testing.outcomes import Outcome
+
+if TYPE_CHECKING:
+    from atb_dist.comm.base import Communicator
 
 _HERE = str(Path(__file__).parent)
 
@@ -42,43 +45,49 @@ class Terms:
 def execute(info: RankInfo, terms: Terms, body: Callable[[Any], Any]) -> Outcome:
     """Call body with this rank's communicator; return what came of it, never raise."""
     plan = FaultPlan(terms.faults, info.rank)
+    comm: Communicator | None = None
     try:
-        value = _on_communicator(info, terms, plan, body)
-        try:
-            outcome = Outcome(info.rank, "returned", time.monotonic(), pickle.dumps(value))
-        except Exception as error:
-            raise TypeError(
-                f"its result of type {type(value).__name__} can't be pickled ({error}); "
-                "return plain data or tensors"
-            ) from None
+        plan.before_connect()
+        if terms.backend != "none":
+            from atb_dist.comm import connect
+
+            comm = connect(info, terms.backend, timeout_s=terms.comm_timeout_s)
+        plan.after_connect()
+        value = body(info if comm is None else faulty(comm, plan) if plan.is_active else comm)
+        payload = _pickled(value)  # while memory that belongs to the communicator is there
+        outcome = Outcome(info.rank, "returned", time.monotonic(), payload)
     except BaseException as error:
         outcome = outcome_of(info.rank, error)
-    outcome.calls, outcome.pid = plan.calls, os.getpid()
+        _tell_peers(comm, error)
+    try:
+        if comm is not None:
+            comm.close()
+    except BaseException as error:
+        if outcome.kind != "raised":
+            outcome = outcome_of(info.rank, error)
+    outcome.calls = plan.calls
     return outcome
 
 
-def _on_communicator(
-    info: RankInfo, terms: Terms, plan: FaultPlan, body: Callable[[Any], Any]
-) -> Any:
-    plan.before_connect()
-    if terms.backend == "none":
-        plan.after_connect()
-        return body(info)
-    from atb_dist.comm import connect
+def _tell_peers(comm: Communicator | None, error: BaseException) -> None:
+    """Let peers that wait for this rank know why it won't come.
 
-    comm = connect(info, terms.backend, timeout_s=terms.comm_timeout_s)
+    Not for a PeerFailure: they have the same news already, and the first reason is the one to
+    show. Not for a skip: peers about to skip too may still be on their way out of a collective.
+    """
+    if comm is not None and isinstance(error, Exception) and not isinstance(error, PeerFailure):
+        with contextlib.suppress(Exception):
+            comm.abort(f"{type(error).__name__}: {error}")
+
+
+def _pickled(value: object) -> bytes:
     try:
-        plan.after_connect()
-        return body(faulty(comm, plan) if plan.is_active else comm)
+        return pickle.dumps(value)
     except Exception as error:
-        # Peers that wait for this rank learn why it won't come. Not for a PeerFailure: they have
-        # the same news already, and the first reason is the one to show.
-        if not isinstance(error, PeerFailure):
-            with contextlib.suppress(Exception):
-                comm.abort(f"{type(error).__name__}: {error}")
-        raise
-    finally:
-        comm.close()
+        raise TypeError(
+            f"its result of type {type(value).__name__} can't be pickled ({error}); "
+            "return plain data or tensors"
+        ) from None
 
 
 def outcome_of(rank: int, error: BaseException) -> Outcome:
