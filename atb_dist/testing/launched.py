@@ -8,6 +8,7 @@ import faulthandler
 import hashlib
 import os
 import pickle
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -18,7 +19,7 @@ from atb_dist.testing.call import Call
 from atb_dist.testing.execute import Terms, execute
 from atb_dist.testing.outcomes import Outcome, RankFailure
 
-_GRACE_S = 5.0
+_GRACE_S = 3.0
 
 
 class LaunchedRanks:
@@ -26,7 +27,8 @@ class LaunchedRanks:
 
     All ranks must run the same tests in the same order, as they do when given the same command
     line. Then all of them pass, or all fail with the first failing rank's error. A rank that hangs
-    can't be replaced here: it writes its stacks and ends, and the launcher ends the others.
+    can't be replaced here: it writes its stacks, the others fail what is left, report and exit,
+    and the launcher ends the one that hangs.
     """
 
     def __init__(self, info: RankInfo, stderr: int):
@@ -47,14 +49,16 @@ class LaunchedRanks:
             pytest.skip("a planned death would end the whole launch; run without the launcher")
         from atb_dist.comm import connect
 
-        limit_s = terms.limit_s + _GRACE_S
-        faulthandler.dump_traceback_later(limit_s + _GRACE_S, exit=True, file=self._stderr)
+        faulthandler.dump_traceback_later(terms.limit_s + _GRACE_S, file=self._stderr)
+        limit_s = terms.limit_s + 2 * _GRACE_S
         try:
             control = connect(self._job(terms.name, "control"), self.default_backend,
                               timeout_s=limit_s)  # fmt: skip
             try:
-                outcome = self._execute(call, terms)
-                return control.all_gather_object(outcome)
+                # As on the pool, where one test hands out the arguments: paths of temporary
+                # directories, say, differ between the ranks' own tests.
+                data = control.broadcast_object(call.data)
+                return control.all_gather_object(self._execute(data, terms))
             finally:
                 control.close()
         except PeerFailure as error:
@@ -64,15 +68,19 @@ class LaunchedRanks:
             faulthandler.cancel_dump_traceback_later()
 
     def close(self) -> None:
-        """Close what outlives a run."""
+        """End the process here if ranks were lost: an orderly exit from MPI would wait for them."""
+        if self._lost:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(pytest.ExitCode.TESTS_FAILED)
         os.close(self._stderr)
 
     def _job(self, name: str, part: str) -> RankInfo:
         digest = hashlib.sha256(f"{self._info.session} {name} {part}".encode()).hexdigest()
         return dataclasses.replace(self._info, session=f"test-{digest[:32]}")
 
-    def _execute(self, call: Call, terms: Terms) -> Outcome:
-        body, args, kwargs = pickle.loads(call.data)  # copies, as ranks of the pool get them
+    def _execute(self, data: bytes, terms: Terms) -> Outcome:
+        body, args, kwargs = pickle.loads(data)
         info = self._job(terms.name, "data")
         with _environment("ATB_DIST_SESSION", info.session):
             return execute(info, terms, lambda first: body(first, *args, **kwargs))

@@ -45,11 +45,12 @@ def test_processes_are_used_again(ranks: Ranks) -> None:
 
 @pytest.mark.ranks(2)
 def test_ranks_see_the_environment_and_directory_of_the_test(
-    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOME_SWITCH", "on")
-    monkeypatch.chdir(tmp_path)
-    assert ranks.run(surroundings, backend="none") == [("on", str(tmp_path), "1", sys.path)] * 2
+    here = Path(__file__).parent
+    monkeypatch.chdir(here)
+    assert ranks.run(surroundings, backend="none") == [("on", str(here), "1", sys.path)] * 2
     monkeypatch.delenv("SOME_SWITCH")
     assert ranks.run(surroundings, backend="none")[0][0] is None
 

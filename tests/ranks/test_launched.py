@@ -1,0 +1,76 @@
+"""pytest started on every rank by a launcher, seen from outside."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SUITE = """
+import time
+import pytest
+
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(2)]
+
+def names(comm, path):
+    return comm.rank, path
+
+def one_raises(comm):
+    if comm.rank == 1:
+        raise ValueError("not coming")
+    comm.barrier()
+
+def last_skips(comm):
+    if comm.rank:
+        pytest.skip("absent here")
+
+def one_hangs(comm):
+    if comm.rank == 1:
+        time.sleep(600)
+
+@pytest.mark.ranks(2, 3)
+def test_results(ranks, tmp_path):
+    (first, path), (second, same) = ranks.run(names, tmp_path)
+    assert (first, second) == (0, 1)
+    assert path == same
+
+@pytest.mark.parametrize("body", [one_raises, last_skips, one_hangs], ids=lambda b: b.__name__)
+def test_body(ranks, body):
+    ranks.run(body, timeout_s=1)
+
+def test_after_a_loss(ranks):
+    ranks.run(one_raises)
+"""
+LAUNCHERS = {
+    "launch": ["-m", "atb_dist", "launch", "-n", "2", "--", sys.executable],
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_ranks_agree_and_a_hang_ends_the_launch(launcher: str, tmp_path: Path) -> None:
+    (tmp_path / "test_inner.py").write_text(SUITE)
+    command = [sys.executable, *LAUNCHERS[launcher], "-m", "pytest", "-p", "no:cacheprovider"]
+    run = subprocess.run(
+        [*command, "-v", "-rA", "--with-mpi", "--basetemp", str(tmp_path / "temp")],
+        cwd=tmp_path,
+        env={**os.environ, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    text = run.stdout + run.stderr
+    assert run.returncode != 0, text
+    assert "needs 3 ranks; this launch has 2" in text
+    assert re.search(r"PASSED .*test_results\[ranks2\]", run.stdout), text
+    for body, headline in (
+        ("one_raises", r"rank 1 \(pid \d+\): ValueError: not coming"),
+        ("last_skips", r"ranks disagree .*: rank 0 returned, rank 1 skipped \(absent here\)"),
+        ("one_hangs", r".*not all ranks came to the end of .*one_hangs"),
+    ):
+        assert re.search(rf"FAILED .*{body}\] - {headline}", run.stdout), (body, text)
+    assert re.search(r"FAILED .*test_after_a_loss.* - .*this launch can't go on", run.stdout), text
+    assert re.search(r"Timeout .*\n(.*\n)*.*in one_hangs", text)
