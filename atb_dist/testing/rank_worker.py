@@ -30,8 +30,7 @@ def serve(connection: socket.socket, stdout: int, stderr: int, stacks: int) -> N
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
     for stream in (sys.stdout, sys.stderr):
-        # Whatever was printed before a rank is killed is to be seen.
-        stream.reconfigure(encoding="utf-8", errors="backslashreplace", write_through=True)  # type: ignore[union-attr]
+        stream.reconfigure(errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable(file=stacks)
     faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
     frames = Frames(connection)

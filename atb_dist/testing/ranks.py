@@ -64,8 +64,6 @@ class Ranks:
         after it, the others'. Skips and xfails count when all ranks agree on them.
         """
         __tracebackhide__ = True
-        if not timeout_s > 0:
-            raise ValueError(f"timeout_s={timeout_s} is no time limit; use seconds > 0")
         if faults.kill_rank is not None and not 0 <= faults.kill_rank < self.size:
             raise ValueError(f"kill_rank={faults.kill_rank} is not one of {self.size} ranks")
         call = Call.of(body, args, kwargs)

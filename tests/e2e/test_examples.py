@@ -12,7 +12,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ATB_DIST = [sys.executable, "-m", "atb_dist"]
 COMMANDS = {
-    "generate.py": ([sys.executable, "generate.py"], r"'ROMEO\.' -> '.+"),
+    "generate.py": ([sys.executable, "generate.py"], r"'ROMEO\.' -> .+'The king is' -> .+"),
     "two_call.py": ([sys.executable, "two_call.py"], r"\[(\d+, ){15}\d+\]"),
     "all_reduce.py": (
         [*ATB_DIST, "launch", "-n", "4", "--", sys.executable, "all_reduce.py"],

@@ -19,7 +19,6 @@ from atb_dist.testing import Killed
 
 def one_raises(info):
     print("words of rank", info.rank)
-    print("café \\udcff", end="")
     print("complaint of rank", info.rank, file=sys.stderr)
     if info.rank == 2:
         limit = 5
@@ -192,7 +191,6 @@ def test_first_failure_comes_first_with_its_values(session: Session) -> None:
 
 def test_output_is_kept_by_rank(session: Session) -> None:
     text = session.failure("one_raises")
-    assert text.count("café \\udcff\n") == 3
     for rank in range(3):
         for stream, words in (("stdout", "words"), ("stderr", "complaint")):
             pattern = rf"Captured {stream} of rank {rank} -+\n{words} of rank {rank}\n"

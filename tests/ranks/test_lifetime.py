@@ -14,10 +14,7 @@ from pathlib import Path
 import pytest
 
 from atb_dist.comm.rank import RankInfo
-from atb_dist.errors import AtbDistError
-from atb_dist.testing import Faults, RankFailure, RankPool, Ranks
-from atb_dist.testing.call import Call
-from atb_dist.testing.execute import Terms
+from atb_dist.testing import Ranks
 
 SUITE = """
 import os, subprocess, time
@@ -45,41 +42,6 @@ def threads_of_server(info: RankInfo) -> int:
 @pytest.mark.ranks(1)
 def test_forks_are_made_from_one_thread(ranks: Ranks) -> None:
     assert ranks.run(threads_of_server, backend="none") == [1]
-
-
-def kill_server(info: RankInfo) -> None:
-    os.kill(os.getppid(), signal.SIGKILL)
-    time.sleep(60)
-
-
-def pid(info: RankInfo) -> int:
-    return os.getpid()
-
-
-def parent(info: RankInfo) -> int:
-    return os.getppid()
-
-
-@pytest.mark.ranks(2)
-def test_a_lost_server_is_replaced(ranks: Ranks) -> None:
-    pids, server = ranks.run(pid, backend="none"), ranks.run(parent, backend="none")[0]
-    with pytest.raises(RankFailure, match="was lost: the process that started it has ended"):
-        ranks.run(kill_server, backend="none")
-    assert not set(ranks.run(pid, backend="none")) & set(pids)
-    os.kill(ranks.run(parent, backend="none")[0], signal.SIGKILL)  # between two runs
-    assert server not in ranks.run(parent, backend="none")
-
-
-def test_a_server_that_cannot_start_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "torch.py").write_text("raise ImportError('no libgomp here')")
-    monkeypatch.syspath_prepend(tmp_path)
-    pool = RankPool()
-    terms = Terms("a run", "none", 10, 10, Faults())
-    with pytest.raises(AtbDistError, match=r"(?s)starts test ranks ended.*no libgomp here"):
-        pool.run(1, Call.of(pid, (), {}), terms)
-    pool.close()
 
 
 @contextlib.contextmanager
