@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "thread_pool.h"
 
@@ -20,6 +21,9 @@ constexpr int64_t kManyRows = 16;
 // Columns of W that pass by all rows of x before the next ones: they stay in the outer cache.
 constexpr int64_t kMaxColumns = 96;
 constexpr int64_t kPageBytes = 4096;
+// Rows of one sequence whose attention is computed together; up to so many count as few.
+constexpr int64_t kQueryRows = 8;
+constexpr int64_t kFewQueries = 2;
 
 template <class... Parts>
 [[noreturn]] void refuse(const Parts&... parts) {
@@ -157,22 +161,23 @@ void check_attention(const Attention& a, int64_t rows, int64_t table_width, int6
 
 void paged_attention(const Attention& a, int64_t rows, int64_t table_width, int64_t num_blocks) {
   check_attention(a, rows, table_width, num_blocks);
-  // Blocks of at most kRows rows; block b of sequence s is found by walking the sequences.
-  constexpr int64_t kRows = 8;
-  int64_t blocks = 0;
+  // Many rows (prefill): each KV head alone, its scores stay in the cache. Few (decode): as many KV
+  // heads together as leaves work for every thread, since they lie side by side in memory.
+  const int64_t threads = ThreadPool::instance().num_threads();
+  const int64_t shares = divide_up(threads == 1 ? 1 : threads * 2, a.sequences + 1);
+  std::vector<AttentionBlock> blocks;
   for (int64_t s = 0; s < a.sequences; ++s) {
-    blocks += divide_up(a.query_starts[s + 1] - a.query_starts[s], kRows);
-  }
-  ThreadPool::instance().run(blocks * a.kv_heads, [&](int64_t i) {
-    int64_t block = i / a.kv_heads, s = 0;
-    for (;; ++s) {
-      const int64_t here = divide_up(a.query_starts[s + 1] - a.query_starts[s], kRows);
-      if (block < here) break;
-      block -= here;
+    const int64_t begin = a.query_starts[s], end = a.query_starts[s + 1];
+    const int64_t heads = end - begin > kFewQueries ? 1 : divide_up(a.kv_heads, shares);
+    for (int64_t row = begin; row < end; row += kQueryRows) {
+      for (int64_t head = 0; head < a.kv_heads; head += heads) {
+        blocks.push_back(
+            {s, row, std::min(row + kQueryRows, end), head, std::min(head + heads, a.kv_heads)});
+      }
     }
-    const int64_t begin = a.query_starts[s] + block * kRows;
-    const int64_t end = std::min<int64_t>(begin + kRows, a.query_starts[s + 1]);
-    active().attention(a, s, i % a.kv_heads, begin, end);
+  }
+  ThreadPool::instance().run(static_cast<int64_t>(blocks.size()), [&](int64_t i) {
+    active().attention(a, blocks[static_cast<size_t>(i)]);
   });
 }
 

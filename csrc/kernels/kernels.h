@@ -102,6 +102,11 @@ struct Attention {
   float scale;
 };
 
+// Rows [begin, end) of one sequence, for the query heads of KV heads [kv_begin, kv_end).
+struct AttentionBlock {
+  int64_t sequence, begin, end, kv_begin, kv_end;
+};
+
 // Rows [begin, end) of the output, or the block of rows and columns given.
 struct Kernels {
   const char* name;
@@ -111,9 +116,7 @@ struct Kernels {
   void (*swiglu)(const Swiglu&, int64_t begin, int64_t end);
   void (*embedding)(const Embedding&, int64_t begin, int64_t end);
   void (*cache_write)(const CacheWrite&, int64_t begin, int64_t end);
-  // Rows [begin, end) of one sequence, all query heads of one KV head.
-  void (*attention)(const Attention&, int64_t sequence, int64_t kv_head, int64_t begin,
-                    int64_t end);
+  void (*attention)(const Attention&, const AttentionBlock&);
 };
 
 // One table for each instruction set that was compiled in. It is read only after a check of the

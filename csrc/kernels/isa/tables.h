@@ -11,6 +11,6 @@ void rope(const Rope& a, int64_t begin, int64_t end);
 void swiglu(const Swiglu& a, int64_t begin, int64_t end);
 void embedding(const Embedding& a, int64_t begin, int64_t end);
 void cache_write(const CacheWrite& a, int64_t begin, int64_t end);
-void attention(const Attention& a, int64_t sequence, int64_t kv_head, int64_t begin, int64_t end);
+void attention(const Attention& a, const AttentionBlock& block);
 
 }  // namespace kernels::ATB_ISA
