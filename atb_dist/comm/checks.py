@@ -39,6 +39,12 @@ def check_rank(verb: str, rank: int, size: int) -> None:
         raise ValueError(f"{verb}: rank {rank} does not exist; there are ranks 0 to {size - 1}")
 
 
+def check_not_self(verb: str, peer: int, rank: int) -> None:
+    """Refuse a message to oneself."""
+    if peer == rank:
+        raise ValueError(f"{verb}: rank {peer} is this rank itself")
+
+
 def row_counts(verb: str, counts: Sequence[int] | None, default: Sequence[int]) -> list[int]:
     """Return rows by rank: counts if given and right in number, else default."""
     if counts is None:

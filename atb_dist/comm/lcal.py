@@ -210,8 +210,7 @@ class LcalComm:
     def _check_peer(self, verb: str, x: Tensor, peer: int) -> None:
         checks.check_tensor(verb, x)
         checks.check_rank(verb, peer, self.size)
-        if peer == self.rank:
-            raise ValueError(f"{verb}: rank {peer} is this rank itself")
+        checks.check_not_self(verb, peer, self.rank)
 
 
 @contextmanager

@@ -46,6 +46,7 @@ class Job:
 class Started:
     """A rank that is up. bytes_read and load_s tell what loading took."""
 
+    device: Device
     tp: TensorParallel
     decoder: Decoder
     cache: KVCache
@@ -95,7 +96,7 @@ def start(job: Job, engine: EngineConfig, rank: RankInfo) -> Started:
             comm.abort(f"rank {tp.rank} failed while starting: {error}")
         tp.close()
         raise
-    return Started(tp, decoder, cache, loaded.bytes_read, seconds)
+    return Started(device, tp, decoder, cache, loaded.bytes_read, seconds)
 
 
 def limits_of(job: Job, engine: EngineConfig, **more: Any) -> Limits:
