@@ -72,7 +72,7 @@ class MpiComm(DerivedVerbs):
         peers = comm.allgather(Peer.of_this_process())
         watch = PeerWatch(comm.rank, peers, post=self._post, read=self._read, timeout_s=timeout_s)
         super().__init__(comm.rank, comm.size, "cpu", watch)
-        atexit.register(self._end_if_broken)
+        _unfinished.append(self)
 
     def _post(self, reason: str) -> None:
         for peer in range(self.size):
@@ -81,11 +81,6 @@ class MpiComm(DerivedVerbs):
 
     def _read(self) -> str | None:
         return str(self._alarm.recv()) if self._alarm.Iprobe() else None
-
-    def _end_if_broken(self) -> None:
-        """End the job where finalising would wait for ranks that can't answer."""
-        if self._watch.broken:
-            self._mpi.COMM_WORLD.Abort(1)
 
     def _reduce(self, verb: str, x: Tensor, op: str) -> None:
         if x.dtype not in TYPES:
@@ -137,14 +132,30 @@ class MpiComm(DerivedVerbs):
     def close(self) -> None:
         """Refuse later calls. MPI frees a communicator collectively only, so it stays till exit."""
         self._closed = True
-        if not self._watch.broken:
-            atexit.unregister(self._end_if_broken)
+        if not self._watch.broken and self in _unfinished:
+            _unfinished.remove(self)
 
     def _memory(self, x: Tensor) -> Any:
         return self._mpi.buffer.fromaddress(x.data_ptr(), x.nbytes)
 
     def _wait(self, verb: str, x: Tensor, request: Any, *, idle: bool = False) -> None:
         self._watch.wait(verb, x, _Polled(request), idle=idle)
+
+
+_unfinished: list[MpiComm] = []  # open, or broken
+
+
+@atexit.register
+def _end_if_broken() -> None:
+    """End the job where finalising would wait for ranks that can't answer."""
+    for comm in _unfinished:
+        if comm._watch.broken:
+            comm._mpi.COMM_WORLD.Abort(1)
+
+
+def forgive() -> None:
+    """Leave MPI in order at exit although communicators broke: all ranks are known to be well."""
+    _unfinished.clear()
 
 
 class _Polled:

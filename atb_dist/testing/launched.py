@@ -58,7 +58,7 @@ class LaunchedRanks:
                 # As on the pool, where one test hands out the arguments: paths of temporary
                 # directories, say, differ between the ranks' own tests.
                 data = control.broadcast_object(call.data)
-                return control.all_gather_object(self._execute(data, terms))
+                outcomes = control.all_gather_object(self._execute(data, terms))
             finally:
                 control.close()
         except PeerFailure as error:
@@ -66,6 +66,11 @@ class LaunchedRanks:
             raise RankFailure(f"not all ranks came to the end of {terms.name}: {error}") from None
         finally:
             faulthandler.cancel_dump_traceback_later()
+        if control.name == "mpi":
+            from atb_dist.comm import mpi
+
+            mpi.forgive()  # a test may break its communicator; every rank has just answered
+        return outcomes
 
     def close(self) -> None:
         """End the process here if ranks were lost: an orderly exit from MPI would wait for them."""

@@ -46,14 +46,15 @@ def test_after_a_loss(ranks):
     ranks.run(one_raises)
 """
 LAUNCHERS = {
-    "launch": ["-m", "atb_dist", "launch", "-n", "2", "--", sys.executable],
+    "launch": [sys.executable, "-m", "atb_dist", "launch", "-n", "2", "--"],
+    "mpiexec": [str(Path(sys.executable).parent / "mpiexec"), "-n", "2"],
 }
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_ranks_agree_and_a_hang_ends_the_launch(launcher: str, tmp_path: Path) -> None:
     (tmp_path / "test_inner.py").write_text(SUITE)
-    command = [sys.executable, *LAUNCHERS[launcher], "-m", "pytest", "-p", "no:cacheprovider"]
+    command = [*LAUNCHERS[launcher], sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
     run = subprocess.run(
         [*command, "-v", "-rA", "--with-mpi", "--basetemp", str(tmp_path / "temp")],
         cwd=tmp_path,
