@@ -36,7 +36,9 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--min-p", type=float)
     parser.add_argument("--repetition-penalty", type=float)
     parser.add_argument("--seed", type=int)
-    parser.add_argument("--n", type=int, help="continuations of each prompt")
+    parser.add_argument(  # torchrun takes --n for an abbreviation of its own flags
+        "--num-outputs", "--n", dest="n", type=int, help="continuations of each prompt"
+    )
     parser.add_argument("--stop", action="append", help="text that ends the output; repeatable")
     parser.add_argument("--ignore-eos", action="store_true", default=None)
 
