@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from atb_dist.comm.base import Communicator
-from atb_dist.testing import Faults, RankFailure, Ranks
+from atb_dist.errors import PeerFailure
+from atb_dist.testing import Faults, Killed, RankFailure, Ranks
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(2, 4)]
 
@@ -77,3 +78,18 @@ def test_ranks_that_skip_alone_fail(ranks: Ranks) -> None:
 def sum_still_works(ranks: Ranks) -> bool:
     total = ranks.size * (ranks.size + 1) / 2
     return [result.item() for result in ranks.run(sum_of_ranks)] == [total] * ranks.size
+
+
+def endless_barriers(comm: Communicator) -> None:
+    while True:
+        comm.barrier()
+
+
+def barriers_until_a_death(comm: Communicator) -> None:
+    with pytest.raises(PeerFailure, match="rank 1"):
+        endless_barriers(comm)
+
+
+def test_survivors_of_a_planned_death_go_on(ranks: Ranks) -> None:
+    results = ranks.run(barriers_until_a_death, faults=Faults(kill_rank=1, kill_at_call=5))
+    assert results == [Killed(1, 9) if rank == 1 else None for rank in range(ranks.size)]

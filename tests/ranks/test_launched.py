@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 SUITE = """
 import time
 import pytest
@@ -51,27 +49,41 @@ LAUNCHERS = {
 }
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_ranks_agree_and_a_hang_ends_the_launch(launcher: str, tmp_path: Path) -> None:
-    (tmp_path / "test_inner.py").write_text(SUITE)
+def run_under(launcher: str, directory: Path, *flags: str) -> tuple[int, str, str]:
+    (directory / "test_inner.py").write_text(SUITE)
     command = [*LAUNCHERS[launcher], sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
     run = subprocess.run(
-        [*command, "-v", "-rA", "--with-mpi", "--basetemp", str(tmp_path / "temp")],
-        cwd=tmp_path,
+        [*command, "-v", "-rA", "--with-mpi", "--basetemp", str(directory / "temp"), *flags],
+        cwd=directory,
         env={**os.environ, "COLUMNS": "200"},
         capture_output=True,
         text=True,
         timeout=100,
     )
-    text = run.stdout + run.stderr
-    assert run.returncode != 0, text
+    return run.returncode, run.stdout, run.stdout + run.stderr
+
+
+def check_agreement(stdout: str, text: str) -> None:
     assert "needs 3 ranks; this launch has 2" in text
-    assert re.search(r"PASSED .*test_results\[ranks2\]", run.stdout), text
+    assert re.search(r"PASSED .*test_results\[ranks2\]", stdout), text
     for body, headline in (
         ("one_raises", r"rank 1 \(pid \d+\): ValueError: not coming"),
         ("last_skips", r"ranks disagree .*: rank 0 returned, rank 1 skipped \(absent here\)"),
-        ("one_hangs", r".*not all ranks came to the end of .*one_hangs"),
     ):
-        assert re.search(rf"FAILED .*{body}\] - {headline}", run.stdout), (body, text)
-    assert re.search(r"FAILED .*test_after_a_loss.* - .*this launch can't go on", run.stdout), text
+        assert re.search(rf"FAILED .*{body}\] - {headline}", stdout), (body, text)
+
+
+def test_ranks_of_our_launcher_agree(tmp_path: Path) -> None:
+    code, stdout, text = run_under("launch", tmp_path, "-k", "not hangs")
+    assert code == 1, text
+    check_agreement(stdout, text)
+
+
+def test_a_hang_shows_its_stacks_and_ends_mpirun(tmp_path: Path) -> None:
+    code, stdout, text = run_under("mpiexec", tmp_path)
+    assert code != 0, text
+    check_agreement(stdout, text)
+    lost = r"FAILED .*one_hangs\] - .*not all ranks came to the end of .*one_hangs"
+    assert re.search(lost, stdout), text
+    assert re.search(r"FAILED .*test_after_a_loss.* - .*this launch can't go on", stdout), text
     assert re.search(r"Timeout .*\n(.*\n)*.*in one_hangs", text)

@@ -63,7 +63,6 @@ def running_session(directory: Path, *, endless: bool) -> Iterator[subprocess.Po
     [
         (signal.SIGKILL, True),
         (signal.SIGKILL, False),
-        (signal.SIGTERM, True),
         (signal.SIGINT, True),
     ],
 )
