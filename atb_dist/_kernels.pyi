@@ -1,13 +1,16 @@
 # Addresses are Tensor.data_ptr(), sizes and strides count elements, types are ops.cpu.DTYPES.
 # Every function raises ValueError, in one line, before it writes anything.
-from collections.abc import Sequence
-
 def simd_level() -> str: ...
 def num_threads() -> int: ...
 def set_num_threads(count: int) -> None: ...
 def linear(
     x: int, x_stride: int, weight: int, weight_stride: int, weight_type: int, bias: int,
-    bias_type: int, y: int, rows: int, columns: int, features: int, leaves: Sequence[int], /,
+    bias_type: int, y: int, rows: int, columns: int, features: int, leaves: int, borders: int, /,
+) -> None: ...  # fmt: skip
+def linear_quant(
+    x: int, x_stride: int, weight: int, weight_stride: int, weight_type: int, bias: int,
+    bias_type: int, y: int, rows: int, columns: int, features: int, leaves: int, borders: int,
+    scales: int, scale_stride: int, group: int, /,
 ) -> None: ...  # fmt: skip
 def rms_norm(
     x: int, x_stride: int, weight: int, weight_type: int, y: int, rows: int, width: int,

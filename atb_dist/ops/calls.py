@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 from torch import Tensor
 
 from atb_dist.ops import registry
+from atb_dist.quant import QuantTensor
 
 if TYPE_CHECKING:
     from atb_dist.comm.base import TensorParallel
@@ -47,7 +48,11 @@ def embedding(ids: Tensor, weight: Tensor, *, first_id: int = 0) -> Tensor:
 
 
 def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, leaves: Sequence[int] | None = None
+    x: Tensor,
+    weight: Tensor | QuantTensor,
+    bias: Tensor | None = None,
+    *,
+    leaves: Sequence[int] | None = None,
 ) -> Tensor:
     """Multiply x [T, I] by weight [O, I] transposed, plus bias [O] → [T, O].
 
@@ -114,7 +119,7 @@ def paged_attention(  # noqa: PLR0917
 
 def linear_parallel(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | QuantTensor,
     tp: TensorParallel,
     *,
     kind: Kind = Kind.LINEAR_ALL_REDUCE,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from atb_dist.quant import QuantTensor
 
-def check_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, leaves: Sequence[int] | None
-) -> None:
-    """x [T, I], weight [O, I], bias [O], leaves rising from 0 to I."""
+
+def check_linear(x: Tensor, weight: Tensor | QuantTensor, bias: Tensor | None) -> None:
+    """x [T, I], weight [O, I], bias [O]."""
     if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1]:
         raise ValueError(
             f"linear: weight {list(weight.shape)} doesn't fit x {list(x.shape)}: "
@@ -23,12 +23,26 @@ def check_linear(
             f"linear: bias {list(bias.shape)} doesn't fit weight {list(weight.shape)}: "
             f"it needs [{weight.shape[0]}]"
         )
-    if leaves is not None:
-        rising = len(leaves) >= 2 and all(a <= b for a, b in itertools.pairwise(leaves))
-        if not rising or leaves[0] != 0 or leaves[-1] != x.shape[1]:
-            raise ValueError(
-                f"linear: leaves {list(leaves)} must rise from 0 to {x.shape[1]}, the features of x"
-            )
+
+
+@lru_cache(maxsize=1024)
+def leaf_borders(leaves: tuple[int, ...], features: int, run: int = 0) -> Tensor:
+    """Return the borders as int64, once they are known to rise from 0 to the features.
+
+    run: neighbouring features that quantized weights keep together, or 0; see QuantTensor.run.
+    """
+    rising = len(leaves) >= 2 and all(a <= b for a, b in itertools.pairwise(leaves))
+    if not rising or leaves[0] != 0 or leaves[-1] != features:
+        raise ValueError(
+            f"linear: leaves {list(leaves)} must rise from 0 to {features}, the features of x"
+        )
+    cut = [border for border in leaves[1:-1] if run and border % run]
+    if cut:
+        raise ValueError(
+            f"linear: leaves {list(leaves)} cut a group of {run} quantized weights at {cut[0]}; "
+            "cut at multiples of it"
+        )
+    return torch.tensor(leaves, dtype=torch.int64)
 
 
 def check_rms_norm(x: Tensor, weight: Tensor) -> None:

@@ -11,8 +11,11 @@ from atb_dist import _kernels
 from atb_dist.errors import ConfigError
 from atb_dist.ops import checks
 from atb_dist.ops.registry import register_op
+from atb_dist.quant import QuantTensor
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+INT8, INT4 = 3, 4
+MAX_BORDERS = 129  # of leaves; kMaxLeaves + 1 in csrc/kernels/kernels.h
 
 try:
     simd_level: str = _kernels.simd_level()
@@ -39,30 +42,95 @@ def _is_heads(x: Tensor) -> bool:
     return x.dim() == 3 and _is_rows(x)
 
 
-def _takes_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, leaves: Sequence[int] | None = None
+def _takes_quantized(
+    x: Tensor,
+    weight: Tensor | QuantTensor,
+    bias: Tensor | None = None,
+    *,
+    leaves: Sequence[int] | None = None,
 ) -> bool:
     return (
-        (leaves is None or len(leaves) <= 129)
-        and _is_rows(x)
+        isinstance(weight, QuantTensor)
+        and not weight.quantized_activations
+        and weight.values.stride(-1) == 1
+        and weight.scales.stride(-1) == 1
+        and _takes_rest(x, bias, leaves)
+    )
+
+
+def _takes_rest(x: Tensor, bias: Tensor | None, leaves: Sequence[int] | None) -> bool:
+    return (
+        _is_rows(x)
+        and (leaves is None or len(leaves) <= MAX_BORDERS)
+        and (bias is None or (bias.dtype in DTYPES and bias.is_contiguous()))
+    )
+
+
+def _leaves_and_bias(
+    leaves: Sequence[int] | None, features: int, bias: Tensor | None, group: int = 0
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Address and number of the borders, address and type of the bias; zeros for None."""
+    borders = (0, 0)
+    if leaves is not None:
+        kept = checks.leaf_borders(tuple(leaves), features, group)
+        borders = (kept.data_ptr(), len(leaves))
+    return borders, (0, 0) if bias is None else (bias.data_ptr(), DTYPES[bias.dtype])
+
+
+@register_op("linear", impl="simd_quant", device="cpu", when=_takes_quantized)
+def linear_quant(
+    x: Tensor,
+    weight: Tensor | QuantTensor,
+    bias: Tensor | None = None,
+    *,
+    leaves: Sequence[int] | None = None,
+) -> Tensor:
+    """Weights of eight and four bits, fp32 activations. Rows may be strided views."""
+    assert isinstance(weight, QuantTensor)
+    checks.check_linear(x, weight, bias)
+    (rows, features), columns = x.shape, weight.shape[0]
+    y = torch.empty((rows, columns))
+    borders, added = _leaves_and_bias(leaves, features, bias, weight.run)
+    _kernels.linear_quant(
+        x.data_ptr(), x.stride(0), weight.values.data_ptr(), weight.values.stride(0),
+        INT8 if weight.bits == 8 else INT4, *added, y.data_ptr(), rows, columns, features,
+        *borders, weight.scales.data_ptr(), weight.scales.stride(0), weight.run,
+    )  # fmt: skip
+    return y
+
+
+def _takes_linear(
+    x: Tensor,
+    weight: Tensor | QuantTensor,
+    bias: Tensor | None = None,
+    *,
+    leaves: Sequence[int] | None = None,
+) -> bool:
+    return (
+        isinstance(weight, Tensor)
         and weight.dtype in DTYPES
         and weight.stride(-1) == 1
-        and (bias is None or (bias.dtype in DTYPES and bias.is_contiguous()))
+        and _takes_rest(x, bias, leaves)
     )
 
 
 @register_op("linear", impl="simd", device="cpu", when=_takes_linear)
 def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, leaves: Sequence[int] | None = None
+    x: Tensor,
+    weight: Tensor | QuantTensor,
+    bias: Tensor | None = None,
+    *,
+    leaves: Sequence[int] | None = None,
 ) -> Tensor:
     """Rows of x and weight may be strided views."""
-    checks.check_linear(x, weight, bias, leaves)
+    assert isinstance(weight, Tensor)
+    checks.check_linear(x, weight, bias)
     (rows, features), columns = x.shape, weight.shape[0]
     y = torch.empty((rows, columns))
+    borders, added = _leaves_and_bias(leaves, features, bias)
     _kernels.linear(
         x.data_ptr(), x.stride(0), weight.data_ptr(), weight.stride(0), DTYPES[weight.dtype],
-        0 if bias is None else bias.data_ptr(), 0 if bias is None else DTYPES[bias.dtype],
-        y.data_ptr(), rows, columns, features, leaves or (),
+        *added, y.data_ptr(), rows, columns, features, *borders,
     )  # fmt: skip
     return y
 

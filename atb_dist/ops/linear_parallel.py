@@ -10,6 +10,7 @@ from torch import Tensor
 from atb_dist.comm.base import TensorParallel
 from atb_dist.ops.calls import Kind, linear
 from atb_dist.ops.registry import register_op
+from atb_dist.quant import QuantTensor
 
 # Fewer rows to a chunk than this and reading the whole weight again costs more than it hides.
 MIN_ROWS = 16
@@ -21,7 +22,7 @@ KINDS = tuple(Kind)
 @register_op("linear_parallel", impl="reference")
 def sequential(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | QuantTensor,
     tp: TensorParallel,
     *,
     kind: Kind = Kind.LINEAR_ALL_REDUCE,
@@ -45,7 +46,7 @@ def sequential(
 @register_op("linear_parallel", impl="chunked")
 def chunked(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | QuantTensor,
     tp: TensorParallel,
     *,
     kind: Kind = Kind.LINEAR_ALL_REDUCE,
@@ -61,14 +62,14 @@ def chunked(
     if chunks == 1 or kind == Kind.PURE_LINEAR:
         return sequential(x, weight, tp, kind=kind, bias=bias, residual=residual, leaves=leaves)
     if kind == Kind.ALL_GATHER_LINEAR:
-        y = _gather_and_multiply(x, weight, tp, leaves, chunks)
+        y = _gather_and_multiply(x, weight, tp, leaves=leaves, chunks=chunks)
     else:
         y = _multiply_and_sum(x, weight, tp, kind, leaves=leaves, chunks=chunks)
     return _finish(y, tp, kind, bias, residual)
 
 
 def _multiply_and_sum(
-    x: Tensor, weight: Tensor, tp: TensorParallel, kind: Kind, *,
+    x: Tensor, weight: Tensor | QuantTensor, tp: TensorParallel, kind: Kind, *,
     leaves: Sequence[int] | None, chunks: int,
 ) -> Tensor:  # fmt: skip
     # Many rows (prefill): cut rows, each chunk reuses the whole weight. Few (decode): cut output
@@ -89,8 +90,9 @@ def _multiply_and_sum(
 
 
 def _gather_and_multiply(
-    x: Tensor, weight: Tensor, tp: TensorParallel, leaves: Sequence[int] | None, chunks: int
-) -> Tensor:
+    x: Tensor, weight: Tensor | QuantTensor, tp: TensorParallel, *,
+    leaves: Sequence[int] | None, chunks: int,
+) -> Tensor:  # fmt: skip
     counts = _row_counts(x, tp)
     borders = [[c * count // chunks for c in range(chunks + 1)] for count in counts]
     gathered = []
@@ -127,7 +129,11 @@ def _finish(
 
 
 def _check(
-    x: Tensor, weight: Tensor, kind: Kind, added: tuple[Tensor | None, ...], chunks: int | None
+    x: Tensor,
+    weight: Tensor | QuantTensor,
+    kind: Kind,
+    added: tuple[Tensor | None, ...],
+    chunks: int | None,
 ) -> None:
     """Refuse before communication starts what cannot work. added: bias and residual."""
     op, (bias, residual) = "linear_parallel", added

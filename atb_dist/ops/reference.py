@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from atb_dist.ops import checks
 from atb_dist.ops.registry import register_op
+from atb_dist.quant import QuantTensor, dequantize
 
 
 @register_op("embedding", impl="reference")
@@ -29,10 +30,19 @@ def embedding(ids: Tensor, weight: Tensor, *, first_id: int = 0) -> Tensor:
 
 @register_op("linear", impl="reference")
 def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, leaves: Sequence[int] | None = None
+    x: Tensor,
+    weight: Tensor | QuantTensor,
+    bias: Tensor | None = None,
+    *,
+    leaves: Sequence[int] | None = None,
 ) -> Tensor:
     """Multiply leaf by leaf and add the leaves in a balanced tree; without leaves there is one."""
-    checks.check_linear(x, weight, bias, leaves)
+    checks.check_linear(x, weight, bias)
+    run = weight.run if isinstance(weight, QuantTensor) else 0
+    if leaves is not None:
+        checks.leaf_borders(tuple(leaves), x.shape[1], run)
+    if isinstance(weight, QuantTensor):
+        weight = dequantize(weight)
     if leaves is None:
         return functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
     parts = [

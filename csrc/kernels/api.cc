@@ -76,6 +76,15 @@ Linear with_spread_rows(const Linear& a) {
   return spread;
 }
 
+void check_groups(const Linear& a) {
+  for (int leaf = 1; leaf < a.leaves.count && a.group != 0; ++leaf) {
+    if (a.leaves.border[leaf] % a.group != 0) {
+      refuse("linear: leaves cut a group of ", a.group, " quantized weights at ",
+             a.leaves.border[leaf], "; cut at multiples of it");
+    }
+  }
+}
+
 void share_columns(const Linear& a) {
   const auto kernel = active().linear;
   const int64_t fair = block_of(a.n, a.m * a.k, kColumnStep);
@@ -88,6 +97,7 @@ void share_columns(const Linear& a) {
 }  // namespace
 
 void linear(const Linear& a) {
+  check_groups(a);
   const bool rows_meet =
       a.x_stride * 4 % kPageBytes == 0 && a.w_stride * dtype_bytes(a.w_type) % kPageBytes == 0;
   share_columns(a.m >= kManyRows && rows_meet ? with_spread_rows(a) : a);

@@ -1,9 +1,6 @@
 // The Python module atb_dist._kernels. Arrays come as addresses, with sizes and strides in
 // elements; atb_dist/ops/cpu.py is the only caller and has checked shapes and types.
 #include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
-
-#include <vector>
 
 #include "api.h"
 #include "thread_pool.h"
@@ -20,22 +17,45 @@ T* at(Address address) {
   return reinterpret_cast<T*>(address);
 }
 
+// leaves: address of the borders, or 0 for one leaf.
+k::Linear linear_call(Address x, int64_t x_stride, Address w, int64_t w_stride, int w_type,
+                      Address bias, int bias_type, Address y, int64_t m, int64_t n,
+                      int64_t features, Address leaves, size_t borders) {
+  k::Linear call = {};
+  call.x = at<float>(x);
+  call.x_stride = x_stride;
+  call.w = at<void>(w);
+  call.w_stride = w_stride;
+  call.w_type = k::DType{w_type};
+  call.bias = at<void>(bias);
+  call.bias_type = k::DType{bias_type};
+  call.y = at<float>(y);
+  call.y_stride = n;
+  call.m = m;
+  call.n = n;
+  call.k = features;
+  call.leaves = k::plan_leaves(at<int64_t>(leaves), borders, features);
+  return call;
+}
+
 void linear(Address x, int64_t x_stride, Address w, int64_t w_stride, int w_type, Address bias,
-            int bias_type, Address y, int64_t m, int64_t n, int64_t features,
-            const std::vector<int64_t>& leaves) {
-  const k::Linear call = {at<float>(x),
-                          x_stride,
-                          at<void>(w),
-                          w_stride,
-                          k::DType{w_type},
-                          at<void>(bias),
-                          k::DType{bias_type},
-                          at<float>(y),
-                          n,
-                          m,
-                          n,
-                          features,
-                          k::plan_leaves(leaves.data(), leaves.size(), features)};
+            int bias_type, Address y, int64_t m, int64_t n, int64_t features, Address leaves,
+            size_t borders) {
+  const k::Linear call = linear_call(x, x_stride, w, w_stride, w_type, bias, bias_type, y, m, n,
+                                     features, leaves, borders);
+  const py::gil_scoped_release release;
+  k::linear(call);
+}
+
+void linear_quant(Address x, int64_t x_stride, Address w, int64_t w_stride, int w_type,
+                  Address bias, int bias_type, Address y, int64_t m, int64_t n, int64_t features,
+                  Address leaves, size_t borders, Address scales, int64_t scale_stride,
+                  int64_t group) {
+  k::Linear call = linear_call(x, x_stride, w, w_stride, w_type, bias, bias_type, y, m, n, features,
+                               leaves, borders);
+  call.scales = at<float>(scales);
+  call.scale_stride = scale_stride;
+  call.group = group;
   const py::gil_scoped_release release;
   k::linear(call);
 }
@@ -123,6 +143,7 @@ PYBIND11_MODULE(_kernels, m) {
       "set_num_threads", [](int count) { k::ThreadPool::instance().set_num_threads(count); },
       py::arg("count"), py::call_guard<py::gil_scoped_release>());
   m.def("linear", linear);
+  m.def("linear_quant", linear_quant);
   m.def("rms_norm", rms_norm);
   m.def("rope", rope);
   m.def("swiglu", swiglu);

@@ -21,7 +21,8 @@ struct Leaves {
   uint8_t joins[kMaxLeaves] = {};
 };
 
-// y [m, n] = x [m, k] · w [n, k]ᵀ (+ bias [n]). Rows are contiguous and `stride` elements apart.
+// y [m, n] = x [m, k] · w [n, k]ᵀ (+ bias [n]). Rows are contiguous and `stride` elements apart
+// (for int4, bytes).
 struct Linear {
   const float* x;
   int64_t x_stride;
@@ -34,6 +35,10 @@ struct Linear {
   int64_t y_stride;
   int64_t m, n, k;
   Leaves leaves;
+  // Integer weights only. One scale to a row of W (group 0): leaves' sums are multiplied by it. Or
+  // one to each group of features: every weight is, before it is used, and rounded to fp32.
+  const float* scales;
+  int64_t scale_stride, group;
 };
 
 // y [rows, width] = x / sqrt(mean(x²) + eps) · weight

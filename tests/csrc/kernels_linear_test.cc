@@ -25,7 +25,7 @@ struct Problem {
 
   void run(const std::vector<int64_t>& leaves, bool biased) {
     linear({x.get(), k, w.get(), k, DType::fp32, biased ? bias.get() : nullptr, DType::fp32,
-            y.get(), n, m, n, k, plan_leaves(leaves.data(), leaves.size(), k)});
+            y.get(), n, m, n, k, plan_leaves(leaves.data(), leaves.size(), k), nullptr, 0, 0});
   }
 
   void check(bool biased) {
@@ -83,6 +83,58 @@ void wrong_leaves_are_refused() {
   CHECK(refused({0, 3, 8}).empty());
 }
 
+// Integer weights against their values in double; packed rows end where the last run does.
+void quantized(DType type, int64_t group, int64_t m, int64_t n, int64_t k) {
+  const int64_t stride = type == DType::int4 ? (k + 31) / 32 * 16 : k;
+  const int64_t groups = group == 0 ? 1 : (k + group - 1) / group;
+  Buffer<float> x = Noise{1}.floats(m * k), scales = Noise{2}.floats(n * groups), y(m * n);
+  Buffer<uint8_t> w(n * stride);
+  for (int64_t i = 0; i < n * stride; ++i) w[i] = static_cast<uint8_t>(i * 37 + i / 7);
+  Linear call = {};
+  call.x = x.get();
+  call.x_stride = k;
+  call.w = w.get();
+  call.w_stride = stride;
+  call.w_type = type;
+  call.y = y.get();
+  call.y_stride = n;
+  call.m = m;
+  call.n = n;
+  call.k = k;
+  call.leaves = plan_leaves(nullptr, 0, k);
+  call.scales = scales.get();
+  call.scale_stride = groups;
+  call.group = group;
+  linear(call);
+  for (int64_t i = 0; i < m; ++i) {
+    for (int64_t j = 0; j < n; ++j) {
+      double wanted = 0;
+      for (int64_t e = 0; e < k; ++e) {
+        const uint8_t* row = w.get() + j * stride;
+        const int nibble = row[e / 32 * 16 + e % 16] >> (e % 32 / 16 * 4) & 15;
+        const int value = type == DType::int4 ? nibble - 8 : static_cast<int8_t>(row[e]);
+        const double scale = scales[j * groups + (group == 0 ? 0 : e / group)];
+        wanted += double{x[i * k + e]} * value * scale;
+      }
+      const double largest = type == DType::int4 ? 8 : 128;
+      CHECK(std::fabs(y[i * n + j] - wanted) <= 2e-6 * largest * std::sqrt(double(k)));
+    }
+  }
+}
+
+void quantized_sizes() {
+  for (int64_t m : {1, 2, 3, 5, 8, 11}) {
+    for (int64_t n : {1, 5, 13}) {
+      for (int64_t k : {1, 16, 31, 32, 33, 49, 64, 200}) {
+        quantized(DType::int8, 0, m, n, k);
+        quantized(DType::int8, 32, m, n, k);
+        quantized(DType::int4, 32, m, n, k);
+        quantized(DType::int4, 128, m, n, k);
+      }
+    }
+  }
+}
+
 void threads_change_no_bit() {
   Problem p(150, 97, 333);
   ThreadPool::instance().set_num_threads(1);
@@ -104,5 +156,6 @@ int main() {
   leaves_of_any_size();
   the_tree_joins_neighbours_of_equal_height();
   wrong_leaves_are_refused();
+  quantized_sizes();
   threads_change_no_bit();
 }

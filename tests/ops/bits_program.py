@@ -11,6 +11,8 @@ from op_cases import CASES, Case, noise
 from torch import Tensor
 
 from atb_dist import ops
+from atb_dist.ops.registry import REFERENCE
+from atb_dist.quant import quantize
 
 
 def large() -> list[tuple[str, Case]]:
@@ -21,6 +23,11 @@ def large() -> list[tuple[str, Case]]:
         leaves = {"leaves": tuple(i * 55 // 8 * 20 for i in range(9))}
         calls += [("linear", Case(f"{m} {dtype}", (noise(m, 1100), w))) for m in (1, 2, 7, 150)]
         calls += [("linear", Case(f"{m} leaves", (noise(m, 1100), w), leaves)) for m in (1, 5, 66)]
+    for bits, group in ((8, None), (8, 64), (4, 64)):
+        w = quantize(noise(301, 1120), bits=bits, group=group)
+        calls += [
+            ("linear", Case(f"{m} int{bits}/{group}", (noise(m, 1120), w))) for m in (1, 7, 70)
+        ]
     calls.append(("swiglu", Case("large", (noise(90, 2000) * 3,))))
     calls.append(("rms_norm", Case("large", (noise(90, 3000), noise(3000)), {"eps": 1e-5})))
     return calls
@@ -35,8 +42,11 @@ def main() -> None:
     ops.set_num_threads(int(sys.argv[1]))
     calls = [(op, case) for op, cases in CASES.items() for case in cases()] + large()
     for op, case in calls:
-        implementation = ops.implementations(op)[0]
-        if implementation.when and not implementation.when(*case.args, **case.options):
+        implementation = next(
+            i for i in ops.implementations(op)
+            if not i.when or i.when(*case.args, **case.options)
+        )  # fmt: skip
+        if implementation.name == REFERENCE:
             continue
         args = deepcopy(case.args)
         result = implementation.run(*args, **case.options)

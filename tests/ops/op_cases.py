@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from atb_dist.quant import quantize
+
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -53,12 +55,39 @@ def linear() -> Iterator[Case]:
             yield Case(f"{name}-bias", (x, w, noise(outer, dtype=dtype)))
             borders = tuple(i * inner // 8 for i in range(9))
             yield Case(f"{name}-leaves", (x, w, noise(outer)), {"leaves": borders})
+    yield from quantized_linear()
     x = noise(6, 90)[:, 10:74]
     yield Case("strided rows", (x, noise(20, 100)[:, 20:84]))
     yield Case("strided columns", (noise(64, 6).t(), noise(64, 20).t()))
     yield Case("one leaf", (x, noise(20, 64)), {"leaves": (0, 64)})
     yield Case("empty leaves", (x, noise(20, 64)), {"leaves": (0, 0, 5, 5, 64, 64)})
     yield Case("129 leaves", (x, noise(20, 64)), {"leaves": (*range(64), *([64] * 66))})
+
+
+def quantized_linear() -> Iterator[Case]:
+    shapes = (
+        (0, 64, 4),
+        (1, 32, 1),
+        (1, 1, 3),
+        (2, 100, 37),
+        (3, 256, 6),
+        (5, 321, 13),
+        (7, 64, 9),
+    )
+    for bits, group in ((8, None), (8, 32), (8, 96), (4, 32), (4, 64), (4, 1024)):
+        for rows, inner, outer in (*shapes, (8, 160, 7), (40, 200, 30)):
+            x, w = noise(rows, inner), quantize(noise(outer, inner), bits=bits, group=group)
+            name = f"int{bits}/{group}-{rows}x{inner}x{outer}"
+            yield Case(name, (x, w, noise(outer) if rows % 2 else None))
+            if group in (None, 32):
+                borders = tuple(min(i * inner // 256 * 32, inner) for i in range(8))
+                yield Case(f"{name}-leaves", (x, w), {"leaves": (*borders, inner)})
+    wide = quantize(noise(20, 256), bits=8, group=64)
+    yield Case("part of int8", (noise(3, 128), wide.columns(64, 192).rows(3, 17)))
+    wide = quantize(noise(20, 256), bits=4, group=64)
+    yield Case("part of int4", (noise(3, 128), wide.columns(64, 192).rows(3, 17)))
+    wide = quantize(noise(20, 256))
+    yield Case("part of int8 channels", (noise(9, 100), wide.columns(100, 200).rows(3, 17)))
 
 
 def rms_norm() -> Iterator[Case]:

@@ -6,6 +6,7 @@ chunks, where its pages lie, or over how many ranks a row-parallel weight was cu
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from atb_dist import ops
 from atb_dist.ops.reference import sum_in_tree
+from atb_dist.quant import quantize
 
 PROGRAM = Path(__file__).parent / "bits_program.py"
 LEVELS = ("portable", "avx2", "avx512")
@@ -75,6 +77,21 @@ def test_a_row_of_a_linear_is_the_same_in_any_batch(
     for first, count in ((0, 1), (7, 5), (11, 13)):  # and the columns beside it
         columns = slice(first, first + count)
         assert torch.equal(ops.linear(x, w[columns], bias[columns]), whole[:, columns])
+
+
+@pytest.mark.parametrize(("bits", "group"), [(8, None), (8, 64), (4, 32)])
+def test_a_row_of_a_quantized_linear_is_the_same_in_any_batch(bits: int, group: int | None) -> None:
+    x, w = noise(40, 500), quantize(noise(33, 500), bits=bits, group=group)
+    leaves = (0, 192, 320, 500)
+    whole = ops.linear(x, w, leaves=leaves)
+    for first, count in ((0, 1), (3, 2), (5, 3), (17, 4), (9, 7), (12, 8), (20, 13)):
+        rows = slice(first, first + count)
+        assert torch.equal(ops.linear(x[rows], w, leaves=leaves), whole[rows])
+    parts = [  # as ranks hold them
+        ops.linear(x[:, low:high], w.columns(low, high), leaves=(0, high - low))
+        for low, high in itertools.pairwise(leaves)
+    ]
+    assert torch.equal(sum_in_tree(parts), whole)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 40])

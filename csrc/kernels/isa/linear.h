@@ -22,12 +22,29 @@ struct Waiting {
 };
 
 template <int N>
-ATB_INLINE void add_leaf(Waiting<N>& waiting, const Vec* acc, int joins) {
-  sum_each<N>(acc, waiting.sums[waiting.depth++]);
+ATB_INLINE void join(Waiting<N>& waiting, int joins) {
   for (; joins > 0; --joins) {
     float* into = waiting.sums[--waiting.depth - 1];
     for (int i = 0; i < N; ++i) into[i] += waiting.sums[waiting.depth][i];
   }
+}
+
+template <int N>
+ATB_INLINE void add_leaf(Waiting<N>& waiting, const Vec* acc, int joins) {
+  sum_each<N>(acc, waiting.sums[waiting.depth++]);
+  join<N>(waiting, joins);
+}
+
+// The same for R rows of C columns n, n+1, ..., whose weights have one scale each.
+template <int R, int C>
+ATB_INLINE void add_scaled_leaf(Waiting<R * C>& waiting, const Vec* acc, int joins, const Linear& a,
+                                int64_t n) {
+  float* sums = waiting.sums[waiting.depth++];
+  sum_each<R * C>(acc, sums);
+  for (int r = 0; r < R; ++r) {
+    for (int c = 0; c < C; ++c) sums[r * C + c] *= a.scales[(n + c) * a.scale_stride];
+  }
+  join<R * C>(waiting, joins);
 }
 
 // Adds a bias of any type; without one the sum is left as it is.

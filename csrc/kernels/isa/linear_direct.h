@@ -11,7 +11,6 @@ namespace kernels::ATB_ISA {
 // With fewer than about 16 KB a fetch comes too late (measured on Zen 4: 12 instead of 24 GB/s).
 constexpr int64_t kPrefetchBytes = 64 << 10;
 
-// Rows of x that stay in the second-level cache while a block of W passes by.
 constexpr int64_t kRowBlockBytes = 512 << 10;
 
 // Fetch: how many of the columns, from `first` on, are fetched ahead.
@@ -65,7 +64,11 @@ __attribute__((noinline)) static void direct_tile(const Linear& a, int64_t m, in
   for (int leaf = 0; leaf < a.leaves.count; ++leaf) {
     Vec acc[R * C];
     accumulate<R, C, Fetch>(x, w, a.leaves.border[leaf], a.leaves.border[leaf + 1], first, acc);
-    add_leaf<R * C>(waiting, acc, a.leaves.joins[leaf]);
+    if (a.scales != nullptr) {
+      add_scaled_leaf<R, C>(waiting, acc, a.leaves.joins[leaf], a, n);
+    } else {
+      add_leaf<R * C>(waiting, acc, a.leaves.joins[leaf]);
+    }
   }
   for (int r = 0; r < R; ++r) {
     float* y = a.y + (m + r) * a.y_stride + n;
@@ -97,31 +100,36 @@ static void direct_columns(const Linear& a, int64_t m0, int64_t m1, int64_t n0, 
   for (; n < n1; ++n) direct_rows<R, 1, 1, W>(a, m0, m1, n);
 }
 
-// Where widening a half type costs as much as multiplying by it (no AVX-512), the columns of a tile
-// are widened once, into memory, when enough rows use them.
+// The columns of a tile are widened once, into memory, when enough rows use them: for integers, and
+// for half types where widening costs as much as multiplying (no AVX-512).
 constexpr int64_t kWidenRows = 8;
 
-template <class W>
-static void widened_columns(const Linear& a, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
+// widen(n, to): row n of W as fp32.
+template <class F>
+ATB_INLINE void widened_columns(const Linear& a, int64_t m0, int64_t m1, int64_t n0, int64_t n1,
+                                const F& widen) {
   Linear tile = a;
   tile.w_stride = (a.k + kLanes - 1) / kLanes * kLanes + kLanes;
   tile.w_type = DType::fp32;
+  if (a.group != 0) tile.scales = nullptr;  // they are in the widened weights
   float* wide = scratch(Use::kernel, static_cast<size_t>(kTileColumns * tile.w_stride));
   for (int64_t n = n0; n < n1; n += kTileColumns) {
     const int64_t count = min_of(kTileColumns, n1 - n);
-    const W* from = static_cast<const W*>(a.w) + n * a.w_stride;
-    for (int64_t c = 0; c < count; ++c) {
-      for (int64_t k = 0; k < a.k; k += kLanes) {
-        store(wide + c * tile.w_stride + k, load_upto(from + c * a.w_stride + k, a.k - k));
-      }
-    }
+    for (int64_t c = 0; c < count; ++c) widen(n + c, wide + c * tile.w_stride);
     tile.w = wide;
     tile.y = a.y + n;
     if (a.bias != nullptr) {
       tile.bias = static_cast<const char*>(a.bias) + n * dtype_bytes(a.bias_type);
     }
+    if (tile.scales != nullptr) tile.scales = a.scales + n * a.scale_stride;
     direct_columns<kTileRows, kTileColumns, float>(tile, m0, m1, 0, count);
   }
+}
+
+// Rows at a time whose x stays in the second-level cache while a block of W passes by.
+ATB_INLINE int64_t row_block(const Linear& a) {
+  const int64_t fitting = kRowBlockBytes / 4 / max_of(a.k, 1) / kTileRows * kTileRows;
+  return max_of(fitting, 4 * kTileRows);
 }
 
 template <class W>
@@ -134,12 +142,14 @@ static void linear_direct(const Linear& a, int64_t m0, int64_t m1, int64_t n0, i
     if (rows == 2) return direct_columns<2, 8, W>(a, m0, m1, n0, n1);
     if (rows == 3) return direct_columns<3, 8, W>(a, m0, m1, n0, n1);
   }
-  const int64_t fitting = kRowBlockBytes / 4 / max_of(a.k, 1) / kTileRows * kTileRows;
-  const int64_t block = max_of(fitting, 4 * kTileRows);
+  const int64_t block = row_block(a);
   for (int64_t m = m0; m < m1; m += block) {
     const int64_t end = min_of(m + block, m1);
     if (sizeof(W) < 4 && kTileRows < 4 && end - m >= kWidenRows) {
-      widened_columns<W>(a, m, end, n0, n1);
+      widened_columns(a, m, end, n0, n1, [&](int64_t n, float* to) {
+        const W* from = static_cast<const W*>(a.w) + n * a.w_stride;
+        for (int64_t k = 0; k < a.k; k += kLanes) store(to + k, load_upto(from + k, a.k - k));
+      });
     } else {
       direct_columns<kTileRows, kTileColumns, W>(a, m, end, n0, n1);
     }

@@ -72,6 +72,36 @@ ATB_INLINE void store(fp16* to, Vec a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 8), _mm256_cvtps_ph(a.high, kNearest));
 }
 
+ATB_INLINE __m256 widen(const int8_t* from) {
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+}
+ATB_INLINE Vec load(const int8_t* from) { return {widen(from), widen(from + 8)}; }
+
+// The values that 4-bit weights stand for, times a scale.
+struct Codes {
+  __m256 scale;
+};
+ATB_INLINE Codes scaled_codes(float scale) { return {_mm256_set1_ps(scale)}; }
+struct Nibbles {
+  __m256i low, high;
+};
+ATB_INLINE Nibbles load_nibbles(const uint8_t* from) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return {_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_unpackhi_epi64(bytes, bytes))};
+}
+ATB_INLINE __m256 decode(__m256i nibbles, Codes codes) {
+  const __m256i code = _mm256_and_si256(nibbles, _mm256_set1_epi32(15));
+  const __m256i value = _mm256_sub_epi32(code, _mm256_set1_epi32(8));
+  return _mm256_mul_ps(_mm256_cvtepi32_ps(value), codes.scale);
+}
+ATB_INLINE Vec low_half(Nibbles a, Codes codes) {
+  return {decode(a.low, codes), decode(a.high, codes)};
+}
+ATB_INLINE Vec high_half(Nibbles a, Codes codes) {
+  return {decode(_mm256_srli_epi32(a.low, 4), codes), decode(_mm256_srli_epi32(a.high, 4), codes)};
+}
+
 ATB_INLINE __m256 scale_half(__m256 p, __m256 shifted) {
   const __m256i n = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
   return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), n));

@@ -54,6 +54,34 @@ ATB_INLINE void store(fp16* to, Vec a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), bits);
 }
 
+ATB_INLINE Vec load(const int8_t* from) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};
+}
+
+// The values that 4-bit weights stand for, times a scale; Nibbles look them up.
+struct Codes {
+  __m512 values;
+};
+ATB_INLINE Codes scaled_codes(float scale) {
+  const __m512 values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+  return {_mm512_mul_ps(values, _mm512_set1_ps(scale))};
+}
+struct Nibbles {
+  __m512i bytes;
+};
+ATB_INLINE Nibbles load_nibbles(const uint8_t* from) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return {_mm512_cvtepu8_epi32(bytes)};
+}
+// A permutation looks at the lowest four bits of each lane only.
+ATB_INLINE Vec low_half(Nibbles a, Codes codes) {
+  return {_mm512_permutexvar_ps(a.bytes, codes.values)};
+}
+ATB_INLINE Vec high_half(Nibbles a, Codes codes) {
+  return {_mm512_permutexvar_ps(_mm512_srli_epi32(a.bytes, 4), codes.values)};
+}
+
 // p times 2^n, where shifted holds n + 1.5 * 2^23 as a float.
 ATB_INLINE Vec scale_by_power(Vec p, Vec shifted) {
   const __m512i n = _mm512_slli_epi32(_mm512_castps_si512(shifted.v), 23);

@@ -96,6 +96,8 @@ ATB_INLINE float widen(fp16 a) {
   return from_bits(sign | to_bits(from_bits(magnitude << 13) * 0x1p112f));
 }
 
+ATB_INLINE float widen(int8_t a) { return static_cast<float>(a); }
+
 ATB_INLINE bf16 narrow_to(float a, bf16) {
   const uint32_t bits = to_bits(a);
   if (a != a) return {0x7fc0};
@@ -128,6 +130,30 @@ ATB_INLINE void store(T* to, Vec a) {
   float lanes[16];
   store(lanes, a);
   for (int i = 0; i < 16; ++i) to[i] = narrow_to(lanes[i], T{});
+}
+
+// The values that 4-bit weights stand for, times a scale.
+struct Codes {
+  float scale;
+};
+ATB_INLINE Codes scaled_codes(float scale) { return {scale}; }
+struct Nibbles {
+  uint8_t bytes[16];
+};
+ATB_INLINE Nibbles load_nibbles(const uint8_t* from) {
+  Nibbles r;
+  std::memcpy(&r, from, sizeof r);
+  return r;
+}
+ATB_INLINE Vec low_half(Nibbles a, Codes codes) {
+  float lanes[16];
+  for (int i = 0; i < 16; ++i) lanes[i] = static_cast<float>((a.bytes[i] & 15) - 8) * codes.scale;
+  return load(lanes);
+}
+ATB_INLINE Vec high_half(Nibbles a, Codes codes) {
+  float lanes[16];
+  for (int i = 0; i < 16; ++i) lanes[i] = static_cast<float>((a.bytes[i] >> 4) - 8) * codes.scale;
+  return load(lanes);
 }
 
 // p times 2^n, where shifted holds n + 1.5 * 2^23 as a float.
