@@ -78,9 +78,11 @@ Comm::Running::Running(Comm& comm, Call call) : comm_(comm), call_(call) {
                      ": another thread is inside a collective of this communicator; use one "
                      "thread, or a communicator each (split)");
   }
-  if (!comm.broken_.empty()) {
+  try {
+    comm.check_abort(call_);
+  } catch (...) {
     comm.busy_.store(false);
-    throw PeerFailure(comm.broken_);
+    throw;
   }
   ++comm.number_;
 }

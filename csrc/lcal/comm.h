@@ -84,6 +84,8 @@ class Comm {
   // Wait until word is no longer `old`; the peer is the one that changes it.
   void wait_word(const std::atomic<uint32_t>& word, std::atomic<uint32_t>& sleepers,
                  const std::function<bool()>& ready, int peer, const Call& call);
+  // Throw when this communicator is broken or any rank has aborted.
+  void check_abort(const Call& call);
   void check_while_waiting(int peer, const Call& call, double waited_s);
   void begin_round() { ++round_; }
   unsigned char* half(int rank) const { return segment_.half(rank, round_ & 1); }

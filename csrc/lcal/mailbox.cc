@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <climits>
-#include <cstring>
 
 #include "comm.h"
 #include "error.h"
@@ -38,7 +37,7 @@ void Comm::push(const void* data, size_t bytes, int dst, const Call& call) {
     if (room() == 0) wait_word(box.read, box.read_sleepers, [&] { return room() > 0; }, dst, call);
     const size_t at = written % kMailboxBytes;
     const size_t part = std::min({bytes, static_cast<size_t>(room()), kMailboxBytes - at});
-    std::memcpy(box.data + at, in, part);
+    copy_bytes(box.data + at, in, part);
     box.written.store(written + static_cast<uint32_t>(part), std::memory_order_seq_cst);
     wake(box.written, box.write_sleepers);
     in += part;
@@ -57,7 +56,7 @@ void Comm::pull(void* data, size_t bytes, int src, const Call& call) {
     }
     const size_t at = read % kMailboxBytes;
     const size_t part = std::min({bytes, static_cast<size_t>(ready()), kMailboxBytes - at});
-    std::memcpy(out, box.data + at, part);
+    copy_bytes(out, box.data + at, part);
     box.read.store(read + static_cast<uint32_t>(part), std::memory_order_seq_cst);
     wake(box.read, box.read_sleepers);
     out += part;

@@ -1,6 +1,5 @@
 // Collectives that move bytes without changing them. Steps and bytes of each: README.md.
 #include <algorithm>
-#include <cstring>
 
 #include "comm.h"
 #include "error.h"
@@ -33,14 +32,14 @@ void Comm::all_gather(const void* x, void* out, const std::vector<uint64_t>& byt
   do {
     const size_t mine = std::min<uint64_t>(first, bytes[rank_]);
     begin_round();
-    std::memcpy(half(rank_), static_cast<const unsigned char*>(x) + mine,
-                std::min<uint64_t>(half_bytes(), bytes[rank_] - mine));
+    copy_bytes(half(rank_), static_cast<const unsigned char*>(x) + mine,
+               std::min<uint64_t>(half_bytes(), bytes[rank_] - mine));
     phase(running.call());
     uint64_t before = 0;
     for (int r = 0; r < size_; ++r) {
       const size_t begin = std::min<uint64_t>(first, bytes[r]);
-      std::memcpy(static_cast<unsigned char*>(out) + before + begin, half(r),
-                  std::min<uint64_t>(half_bytes(), bytes[r] - begin));
+      copy_bytes(static_cast<unsigned char*>(out) + before + begin, half(r),
+                 std::min<uint64_t>(half_bytes(), bytes[r] - begin));
       before += bytes[r];
     }
     first += half_bytes();
@@ -53,14 +52,14 @@ void Comm::gather(const void* x, void* out, const std::vector<uint64_t>& bytes, 
   do {
     const size_t mine = std::min<uint64_t>(first, bytes[rank_]);
     begin_round();
-    std::memcpy(half(rank_), static_cast<const unsigned char*>(x) + mine,
-                std::min<uint64_t>(half_bytes(), bytes[rank_] - mine));
+    copy_bytes(half(rank_), static_cast<const unsigned char*>(x) + mine,
+               std::min<uint64_t>(half_bytes(), bytes[rank_] - mine));
     phase(running.call());
     uint64_t before = 0;
     for (int r = 0; r < size_ && rank_ == dst; ++r) {
       const size_t begin = std::min<uint64_t>(first, bytes[r]);
-      std::memcpy(static_cast<unsigned char*>(out) + before + begin, half(r),
-                  std::min<uint64_t>(half_bytes(), bytes[r] - begin));
+      copy_bytes(static_cast<unsigned char*>(out) + before + begin, half(r),
+                 std::min<uint64_t>(half_bytes(), bytes[r] - begin));
       before += bytes[r];
     }
     first += half_bytes();
@@ -74,9 +73,9 @@ void Comm::broadcast(void* x, size_t bytes, int src) {
     unsigned char* at = static_cast<unsigned char*>(x) + first;
     const size_t part = std::min(half_bytes(), bytes - first);
     begin_round();
-    if (rank_ == src) std::memcpy(half(src), at, part);
+    if (rank_ == src) copy_bytes(half(src), at, part);
     phase(running.call());
-    if (rank_ != src) std::memcpy(at, half(src), part);
+    if (rank_ != src) copy_bytes(at, half(src), part);
     first += part;
   } while (first < bytes);
 }
@@ -89,11 +88,11 @@ void Comm::scatter(const void* x, void* out, size_t bytes, int src) {
     const size_t part = std::min(step, bytes - first);
     begin_round();
     for (int r = 0; r < size_ && rank_ == src; ++r) {
-      std::memcpy(half(src) + r * step, static_cast<const unsigned char*>(x) + r * bytes + first,
-                  part);
+      copy_bytes(half(src) + r * step, static_cast<const unsigned char*>(x) + r * bytes + first,
+                 part);
     }
     phase(running.call());
-    std::memcpy(static_cast<unsigned char*>(out) + first, half(src) + rank_ * step, part);
+    copy_bytes(static_cast<unsigned char*>(out) + first, half(src) + rank_ * step, part);
     first += part;
   } while (first < bytes);
 }
@@ -101,11 +100,11 @@ void Comm::scatter(const void* x, void* out, size_t bytes, int src) {
 void Comm::exchange_counts(const std::vector<uint64_t>& send, const std::vector<uint64_t>& recv,
                            const Call& call) {
   begin_round();
-  std::memcpy(half(rank_), send.data(), size_ * sizeof(uint64_t));
+  copy_bytes(half(rank_), send.data(), size_ * sizeof(uint64_t));
   phase(call);
   for (int r = 0; r < size_; ++r) {
     uint64_t theirs;
-    std::memcpy(&theirs, half(r) + rank_ * sizeof(uint64_t), sizeof(theirs));
+    copy_bytes(&theirs, half(r) + rank_ * sizeof(uint64_t), sizeof(theirs));
     if (theirs == recv[r]) continue;
     fail("all_to_all: " + who(r) + " sends " + std::to_string(theirs) + " bytes to " + who(rank_) +
          ", which expects " + std::to_string(recv[r]));
@@ -118,7 +117,7 @@ void Comm::all_to_all(const void* x, void* out, const std::vector<uint64_t>& sen
   exchange_counts(send, recv, running.call());
   std::vector<uint64_t> all(static_cast<size_t>(size_) * size_);
   for (int r = 0; r < size_; ++r) {
-    std::memcpy(&all[static_cast<size_t>(r) * size_], half(r), size_ * sizeof(uint64_t));
+    copy_bytes(&all[static_cast<size_t>(r) * size_], half(r), size_ * sizeof(uint64_t));
   }
   const size_t step = half_bytes() / size_;  // bytes a pair and round
   for (size_t first = 0; first < longest(all); first += step) {
@@ -126,16 +125,16 @@ void Comm::all_to_all(const void* x, void* out, const std::vector<uint64_t>& sen
     uint64_t before = 0;
     for (int r = 0; r < size_; ++r) {
       const size_t begin = std::min<uint64_t>(first, send[r]);
-      std::memcpy(half(rank_) + r * step, static_cast<const unsigned char*>(x) + before + begin,
-                  std::min<uint64_t>(step, send[r] - begin));
+      copy_bytes(half(rank_) + r * step, static_cast<const unsigned char*>(x) + before + begin,
+                 std::min<uint64_t>(step, send[r] - begin));
       before += send[r];
     }
     phase(running.call());
     before = 0;
     for (int r = 0; r < size_; ++r) {
       const size_t begin = std::min<uint64_t>(first, recv[r]);
-      std::memcpy(static_cast<unsigned char*>(out) + before + begin, half(r) + rank_ * step,
-                  std::min<uint64_t>(step, recv[r] - begin));
+      copy_bytes(static_cast<unsigned char*>(out) + before + begin, half(r) + rank_ * step,
+                 std::min<uint64_t>(step, recv[r] - begin));
       before += recv[r];
     }
   }
@@ -150,11 +149,11 @@ std::string Comm::broadcast_object(const std::string& value, int src, bool idle)
   do {
     begin_round();
     if (rank_ == src) {
-      std::memcpy(half(src), &bytes, sizeof(bytes));
-      std::memcpy(half(src) + sizeof(bytes), value.data() + first, std::min(room, bytes - first));
+      copy_bytes(half(src), &bytes, sizeof(bytes));
+      copy_bytes(half(src) + sizeof(bytes), value.data() + first, std::min(room, bytes - first));
     }
     phase(running.call());
-    std::memcpy(&bytes, half(src), sizeof(bytes));
+    copy_bytes(&bytes, half(src), sizeof(bytes));
     const size_t part = std::min<size_t>(room, bytes - first);
     if (rank_ != src) result.append(reinterpret_cast<char*>(half(src)) + sizeof(bytes), part);
     first += part;
@@ -172,13 +171,13 @@ std::vector<std::string> Comm::all_gather_object(const std::string& value) {
     begin_round();
     const uint64_t bytes = value.size();
     const size_t mine = std::min<size_t>(first, bytes);
-    std::memcpy(half(rank_), &bytes, sizeof(bytes));
-    std::memcpy(half(rank_) + sizeof(bytes), value.data() + mine,
-                std::min<size_t>(room, bytes - mine));
+    copy_bytes(half(rank_), &bytes, sizeof(bytes));
+    copy_bytes(half(rank_) + sizeof(bytes), value.data() + mine,
+               std::min<size_t>(room, bytes - mine));
     phase(running.call());
     for (int r = 0; r < size_; ++r) {
       uint64_t theirs;
-      std::memcpy(&theirs, half(r), sizeof(theirs));
+      copy_bytes(&theirs, half(r), sizeof(theirs));
       const size_t begin = std::min<size_t>(first, theirs);
       results[r].append(reinterpret_cast<char*>(half(r)) + sizeof(theirs),
                         std::min<size_t>(room, theirs - begin));

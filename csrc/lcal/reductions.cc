@@ -1,6 +1,5 @@
 // all_reduce, reduce and reduce_scatter. Steps and bytes of each: README.md.
 #include <algorithm>
-#include <cstring>
 
 #include "comm.h"
 #include "reduce.h"
@@ -45,7 +44,7 @@ void Comm::reduce_one_shot(unsigned char* x, size_t count, const Call& call, boo
   do {  // at least one round, so that ranks meet even over nothing
     const size_t part = std::min(step, count - first);
     begin_round();
-    std::memcpy(half(rank_), x + first * item, part * item);
+    copy_bytes(half(rank_), x + first * item, part * item);
     phase(call);
     if (keep) {
       const void* sources[kMaxRanks];
@@ -64,7 +63,7 @@ void Comm::reduce_two_shot(unsigned char* x, size_t count, const Call& call) {
     unsigned char* at = x + first * item;
     begin_round();
     const auto [low, high] = share(part, item, rank_, size_);
-    std::memcpy(half(rank_), at, part * item);
+    copy_bytes(half(rank_), at, part * item);
     phase(call);
     const void* sources[kMaxRanks];
     for (int r = 0; r < size_; ++r) sources[r] = half(r) + low * item;
@@ -74,7 +73,7 @@ void Comm::reduce_two_shot(unsigned char* x, size_t count, const Call& call) {
     for (int i = 0; i < size_; ++i) {
       const int r = (rank_ + i) % size_;
       const auto [from, to] = share(part, item, r, size_);
-      std::memcpy(at + from * item, half(r) + from * item, (to - from) * item);
+      copy_bytes(at + from * item, half(r) + from * item, (to - from) * item);
     }
   }
 }
@@ -95,7 +94,7 @@ void Comm::reduce_scatter(const void* x, void* out, const std::vector<uint64_t>&
     for (int r = 0; r < size_; ++r) {
       const size_t begin = std::min<uint64_t>(first, counts[r]);
       const size_t part = std::min<uint64_t>(step, counts[r] - begin);
-      std::memcpy(half(rank_) + r * step * item, in + (before + begin) * item, part * item);
+      copy_bytes(half(rank_) + r * step * item, in + (before + begin) * item, part * item);
       before += counts[r];
     }
     phase(running.call());

@@ -1,9 +1,16 @@
-// One collective of a communicator: refuses a second thread, numbers the call, says when it ends.
+// What the collectives share: entry and exit (no second thread, the number of the call), copying.
 #pragma once
+
+#include <cstring>
 
 #include "comm.h"
 
 namespace lcal {
+
+// memcpy for sizes that may be 0, where the pointers may be null.
+inline void copy_bytes(void* to, const void* from, size_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
 
 class Comm::Running {
  public:

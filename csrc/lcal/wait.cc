@@ -154,13 +154,18 @@ void Comm::wait_word(const std::atomic<uint32_t>& word, std::atomic<uint32_t>& s
   }
 }
 
-void Comm::check_while_waiting(int peer, const Call& call, double waited_s) {
+void Comm::check_abort(const Call& call) {
+  if (!broken_.empty()) throw PeerFailure(broken_);
   const AbortLine& line = segment_.header().abort;
-  if (line.state.load(std::memory_order_acquire) != 0) {
-    broken_ = who(static_cast<int>(line.rank)) + " aborted: " + abort_text();
-    throw PeerFailure(broken_ + " [seen by " + who(rank_) + " " + describe(what(call), call.bytes) +
-                      "]");
-  }
+  if (line.state.load(std::memory_order_acquire) == 0) return;
+  const std::string reason = abort_text();  // waits until rank and reason are written
+  broken_ = who(static_cast<int>(line.rank)) + " aborted: " + reason;
+  throw PeerFailure(broken_ + " [seen by " + who(rank_) + " " + describe(what(call), call.bytes) +
+                    "]");
+}
+
+void Comm::check_while_waiting(int peer, const Call& call, double waited_s) {
+  check_abort(call);
   std::vector<pollfd> watched;
   std::vector<int> ranks;
   for (int r = 0; r < size_; ++r) {
