@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 import time
+import warnings
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ def main() -> None:
     parser.add_argument("--dtype", required=True)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    warnings.simplefilter("ignore", FutureWarning)  # the peer's own business
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(
