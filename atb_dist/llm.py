@@ -62,8 +62,8 @@ class LLM:
     """
 
     def __init__(self, model: str | Path, *, tp: int | None = None, **options: Any):
-        known = {field.name for field in fields(EngineConfig)}
-        unknown = sorted(set(options) - known)
+        known = [field.name for field in fields(EngineConfig)]
+        unknown = sorted(set(options) - set(known))
         if unknown:
             raise ConfigError(f"LLM has no option {unknown[0]!r}; there are {', '.join(known)}")
         rank = RankInfo.from_env()
