@@ -12,6 +12,10 @@ def linear_quant(
     bias_type: int, y: int, rows: int, columns: int, features: int, leaves: int, borders: int,
     scales: int, scale_stride: int, group: int, /,
 ) -> None: ...  # fmt: skip
+def linear_w8a8(
+    x: int, x_stride: int, weight: int, weight_stride: int, bias: int, y: int, rows: int,
+    columns: int, features: int, leaves: int, borders: int, scales: int, scale_stride: int, /,
+) -> None: ...  # fmt: skip
 def rms_norm(
     x: int, x_stride: int, weight: int, weight_type: int, y: int, rows: int, width: int,
     eps: float, /,

@@ -6,7 +6,7 @@ import importlib
 
 # First of all, in order of preference from last to first: reference fixes the signatures. A
 # submodule that shares its name with an operator must be loaded before the name is bound below.
-for _module in ("reference", "cpu", "linear_parallel"):
+for _module in ("reference", "cpu", "cpu_linear", "linear_parallel"):
     importlib.import_module(f"atb_dist.ops.{_module}")
 
 from atb_dist.ops.calls import (  # noqa: E402

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -11,132 +9,37 @@ from atb_dist import _kernels
 from atb_dist.errors import ConfigError
 from atb_dist.ops import checks
 from atb_dist.ops.registry import register_op
-from atb_dist.quant import QuantTensor
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-INT8, INT4 = 3, 4
-MAX_BORDERS = 129  # of leaves; kMaxLeaves + 1 in csrc/kernels/kernels.h
+kernels = _kernels  # for cpu_linear.py: this is the only module that loads them
 
 try:
-    simd_level: str = _kernels.simd_level()
+    simd_level: str = kernels.simd_level()
 except ValueError as error:  # ATB_DIST_SIMD names what this CPU does not have
     raise ConfigError(str(error)) from None
 
 
 def num_threads() -> int:
     """How many threads share a kernel call."""
-    return _kernels.num_threads()
+    return kernels.num_threads()
 
 
 def set_num_threads(count: int) -> None:
     """Let count threads share each kernel call, the calling one included."""
-    _kernels.set_num_threads(count)
+    kernels.set_num_threads(count)
 
 
-def _is_rows(x: Tensor) -> bool:
+def is_rows(x: Tensor) -> bool:
     """Whether x is fp32 with contiguous rows."""
     return x.dtype == torch.float32 and x.stride(-1) == 1
 
 
 def _is_heads(x: Tensor) -> bool:
-    return x.dim() == 3 and _is_rows(x)
-
-
-def _takes_quantized(
-    x: Tensor,
-    weight: Tensor | QuantTensor,
-    bias: Tensor | None = None,
-    *,
-    leaves: Sequence[int] | None = None,
-) -> bool:
-    return (
-        isinstance(weight, QuantTensor)
-        and not weight.quantized_activations
-        and weight.values.stride(-1) == 1
-        and weight.scales.stride(-1) == 1
-        and _takes_rest(x, bias, leaves)
-    )
-
-
-def _takes_rest(x: Tensor, bias: Tensor | None, leaves: Sequence[int] | None) -> bool:
-    return (
-        _is_rows(x)
-        and (leaves is None or len(leaves) <= MAX_BORDERS)
-        and (bias is None or (bias.dtype in DTYPES and bias.is_contiguous()))
-    )
-
-
-def _leaves_and_bias(
-    leaves: Sequence[int] | None, features: int, bias: Tensor | None, group: int = 0
-) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Address and number of the borders, address and type of the bias; zeros for None."""
-    borders = (0, 0)
-    if leaves is not None:
-        kept = checks.leaf_borders(tuple(leaves), features, group)
-        borders = (kept.data_ptr(), len(leaves))
-    return borders, (0, 0) if bias is None else (bias.data_ptr(), DTYPES[bias.dtype])
-
-
-@register_op("linear", impl="simd_quant", device="cpu", when=_takes_quantized)
-def linear_quant(
-    x: Tensor,
-    weight: Tensor | QuantTensor,
-    bias: Tensor | None = None,
-    *,
-    leaves: Sequence[int] | None = None,
-) -> Tensor:
-    """Weights of eight and four bits, fp32 activations. Rows may be strided views."""
-    assert isinstance(weight, QuantTensor)
-    checks.check_linear(x, weight, bias)
-    (rows, features), columns = x.shape, weight.shape[0]
-    y = torch.empty((rows, columns))
-    borders, added = _leaves_and_bias(leaves, features, bias, weight.run)
-    _kernels.linear_quant(
-        x.data_ptr(), x.stride(0), weight.values.data_ptr(), weight.values.stride(0),
-        INT8 if weight.bits == 8 else INT4, *added, y.data_ptr(), rows, columns, features,
-        *borders, weight.scales.data_ptr(), weight.scales.stride(0), weight.run,
-    )  # fmt: skip
-    return y
-
-
-def _takes_linear(
-    x: Tensor,
-    weight: Tensor | QuantTensor,
-    bias: Tensor | None = None,
-    *,
-    leaves: Sequence[int] | None = None,
-) -> bool:
-    return (
-        isinstance(weight, Tensor)
-        and weight.dtype in DTYPES
-        and weight.stride(-1) == 1
-        and _takes_rest(x, bias, leaves)
-    )
-
-
-@register_op("linear", impl="simd", device="cpu", when=_takes_linear)
-def linear(
-    x: Tensor,
-    weight: Tensor | QuantTensor,
-    bias: Tensor | None = None,
-    *,
-    leaves: Sequence[int] | None = None,
-) -> Tensor:
-    """Rows of x and weight may be strided views."""
-    assert isinstance(weight, Tensor)
-    checks.check_linear(x, weight, bias)
-    (rows, features), columns = x.shape, weight.shape[0]
-    y = torch.empty((rows, columns))
-    borders, added = _leaves_and_bias(leaves, features, bias)
-    _kernels.linear(
-        x.data_ptr(), x.stride(0), weight.data_ptr(), weight.stride(0), DTYPES[weight.dtype],
-        *added, y.data_ptr(), rows, columns, features, *borders,
-    )  # fmt: skip
-    return y
+    return x.dim() == 3 and is_rows(x)
 
 
 def _takes_rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> bool:  # noqa: ARG001
-    return _is_rows(x) and weight.dtype in DTYPES and weight.is_contiguous()
+    return is_rows(x) and weight.dtype in DTYPES and weight.is_contiguous()
 
 
 @register_op("rms_norm", impl="simd", device="cpu", when=_takes_rms_norm)
@@ -145,7 +48,7 @@ def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
     checks.check_rms_norm(x, weight)
     rows, width = x.shape
     y = torch.empty((rows, width))
-    _kernels.rms_norm(
+    kernels.rms_norm(
         x.data_ptr(), x.stride(0), weight.data_ptr(), DTYPES[weight.dtype], y.data_ptr(),
         rows, width, eps,
     )  # fmt: skip
@@ -168,19 +71,19 @@ def rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
     """Heads may be strided views, as cut from one qkv tensor."""
     checks.check_rope(q, k, positions, cos_sin)
     for heads in (q, k):
-        _kernels.rope(
+        kernels.rope(
             heads.data_ptr(), heads.stride(0), heads.stride(1), positions.data_ptr(),
             cos_sin.data_ptr(), cos_sin.shape[0], *heads.shape,
         )  # fmt: skip
 
 
-@register_op("swiglu", impl="simd", device="cpu", when=_is_rows)
+@register_op("swiglu", impl="simd", device="cpu", when=is_rows)
 def swiglu(gate_up: Tensor) -> Tensor:
     """Rows may be a strided view."""
     checks.check_swiglu(gate_up)
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     y = torch.empty((rows, width))
-    _kernels.swiglu(gate_up.data_ptr(), gate_up.stride(0), y.data_ptr(), rows, width)
+    kernels.swiglu(gate_up.data_ptr(), gate_up.stride(0), y.data_ptr(), rows, width)
     return y
 
 
@@ -199,7 +102,7 @@ def embedding(ids: Tensor, weight: Tensor, *, first_id: int = 0) -> Tensor:
     checks.check_ids(ids, weight)
     rows, width = ids.shape[0], weight.shape[1]
     y = torch.empty((rows, width))
-    _kernels.embedding(
+    kernels.embedding(
         ids.data_ptr(), weight.data_ptr(), weight.stride(0), DTYPES[weight.dtype], y.data_ptr(),
         rows, width, first_id, weight.shape[0],
     )  # fmt: skip
@@ -231,7 +134,7 @@ def reshape_and_cache(
     checks.check_cache_write(k, v, k_cache, v_cache, slots)
     num_slots = k_cache.shape[0] * k_cache.shape[1]
     for heads, cache in ((k, k_cache), (v, v_cache)):
-        _kernels.cache_write(
+        kernels.cache_write(
             heads.data_ptr(), heads.stride(0), heads.stride(1), cache.data_ptr(),
             DTYPES[cache.dtype], num_slots, slots.data_ptr(), *heads.shape,
         )  # fmt: skip
@@ -271,7 +174,7 @@ def paged_attention(  # noqa: PLR0917
     checks.check_attention(q, k_cache, v_cache, block_tables, query_starts)
     (rows, heads, size), (blocks, block_size, kv_heads, _) = q.shape, k_cache.shape
     out = torch.empty((rows, heads, size))
-    _kernels.paged_attention(
+    kernels.paged_attention(
         q.data_ptr(), q.stride(0), q.stride(1), k_cache.data_ptr(), v_cache.data_ptr(),
         DTYPES[k_cache.dtype], blocks, block_size, kv_heads, block_tables.data_ptr(),
         block_tables.stride(0), block_tables.shape[1], query_starts.data_ptr(),

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from atb_dist.ops import checks
 from atb_dist.ops.registry import register_op
-from atb_dist.quant import QuantTensor, dequantize
+from atb_dist.quant import QuantTensor, dequantize, quantize_rows
 
 
 @register_op("embedding", impl="reference")
@@ -42,6 +42,9 @@ def linear(
     if leaves is not None:
         checks.leaf_borders(tuple(leaves), x.shape[1], run)
     if isinstance(weight, QuantTensor):
+        if weight.quantized_activations:
+            total = _multiply_integers(x, weight, leaves or (0, x.shape[1]))
+            return total if bias is None else total + bias.float()
         weight = dequantize(weight)
     if leaves is None:
         return functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
@@ -51,6 +54,16 @@ def linear(
     ]
     total = sum_in_tree(parts)
     return total if bias is None else total + bias.float()
+
+
+def _multiply_integers(x: Tensor, weight: QuantTensor, leaves: Sequence[int]) -> Tensor:
+    """Round each leaf of each row to int8 by its own scale; products are exact in float64."""
+    parts = []
+    for low, high in itertools.pairwise(leaves):
+        integers, scales = quantize_rows(x[:, low:high].float())
+        exact = integers.double() @ weight.values[:, low:high].double().t()
+        parts.append(exact.float() * (scales[:, None] * weight.scales[:, 0]))
+    return sum_in_tree(parts)
 
 
 def sum_in_tree(parts: Sequence[Tensor]) -> Tensor:

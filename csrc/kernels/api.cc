@@ -103,6 +103,42 @@ void linear(const Linear& a) {
   share_columns(a.m >= kManyRows && rows_meet ? with_spread_rows(a) : a);
 }
 
+void linear_w8a8(const Linear& a) {
+  LeafOffsets offsets = {};
+  for (int leaf = 0; leaf < a.leaves.count; ++leaf) {
+    const int64_t features = a.leaves.border[leaf + 1] - a.leaves.border[leaf];
+    offsets.at[leaf + 1] = offsets.at[leaf] + divide_up(features, kInt8Padding) * kInt8Padding;
+  }
+  // A line more than the row: rows that start at the same place of a page displace each other.
+  const int64_t stride = offsets.at[a.leaves.count] + kInt8Padding, entries = a.m * a.leaves.count;
+  float* scales = scratch(Use::call, static_cast<size_t>(2 * entries + 16 + a.m * stride / 4));
+  int32_t* sums = reinterpret_cast<int32_t*>(scales + entries);
+  int8_t* x = reinterpret_cast<int8_t*>(scales + divide_up(2 * entries, 16) * 16);
+  const RowQuantize quantize = {a.x, a.x_stride, a.leaves, offsets, x, stride, scales, sums};
+  share_rows(a.m, a.k * 4,
+             [&](int64_t begin, int64_t end) { active().quantize_rows(quantize, begin, end); });
+  const Int8Linear call = {x,
+                           stride,
+                           scales,
+                           sums,
+                           offsets,
+                           static_cast<const int8_t*>(a.w),
+                           a.w_stride,
+                           a.scales,
+                           a.scale_stride,
+                           static_cast<const float*>(a.bias),
+                           a.y,
+                           a.y_stride,
+                           a.m,
+                           a.leaves,
+                           has_vnni()};
+  const int64_t fair = block_of(a.n, a.m * a.k / 4, kColumnStep);
+  const int64_t block = a.m < kManyRows ? fair : std::min(fair, kMaxColumns);
+  ThreadPool::instance().run(divide_up(a.n, block), [&](int64_t i) {
+    active().int8_linear(call, i * block, std::min((i + 1) * block, a.n));
+  });
+}
+
 void rms_norm(const RmsNorm& a) {
   share_rows(a.rows, a.width,
              [&](int64_t begin, int64_t end) { active().rms_norm(a, begin, end); });

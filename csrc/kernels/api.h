@@ -7,6 +7,8 @@
 namespace kernels {
 
 void linear(const Linear& call);
+// x is quantized first, leaf by leaf. call.w is int8 with one scale to a row; its bias is fp32.
+void linear_w8a8(const Linear& call);
 void rms_norm(const RmsNorm& call);
 // max_position: rows of the cosine and sine table.
 void rope(const Rope& call, int64_t max_position);

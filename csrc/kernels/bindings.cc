@@ -60,6 +60,17 @@ void linear_quant(Address x, int64_t x_stride, Address w, int64_t w_stride, int 
   k::linear(call);
 }
 
+void linear_w8a8(Address x, int64_t x_stride, Address w, int64_t w_stride, Address bias, Address y,
+                 int64_t m, int64_t n, int64_t features, Address leaves, size_t borders,
+                 Address scales, int64_t scale_stride) {
+  k::Linear call =
+      linear_call(x, x_stride, w, w_stride, 3, bias, 0, y, m, n, features, leaves, borders);
+  call.scales = at<float>(scales);
+  call.scale_stride = scale_stride;
+  const py::gil_scoped_release release;
+  k::linear_w8a8(call);
+}
+
 void rms_norm(Address x, int64_t x_stride, Address weight, int weight_type, Address y, int64_t rows,
               int64_t width, float eps) {
   const k::RmsNorm call = {
@@ -144,6 +155,7 @@ PYBIND11_MODULE(_kernels, m) {
       py::arg("count"), py::call_guard<py::gil_scoped_release>());
   m.def("linear", linear);
   m.def("linear_quant", linear_quant);
+  m.def("linear_w8a8", linear_w8a8);
   m.def("rms_norm", rms_norm);
   m.def("rope", rope);
   m.def("swiglu", swiglu);

@@ -56,6 +56,15 @@ const Kernels& active() {
   return table;
 }
 
+bool has_vnni() {
+#if defined(ATB_HAVE_X86)
+  static const bool has = __builtin_cpu_supports("avx512vnni");
+  return has;
+#else
+  return false;
+#endif
+}
+
 float* scratch(Use use, size_t floats) {
   thread_local Scratch both[2];
   Scratch& mine = both[static_cast<int>(use)];

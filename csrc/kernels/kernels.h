@@ -41,6 +41,44 @@ struct Linear {
   int64_t scale_stride, group;
 };
 
+// Where each leaf of a row of int8 activations begins: padded with zeros to whole vectors.
+constexpr int64_t kInt8Padding = 64;
+struct LeafOffsets {
+  int64_t at[kMaxLeaves + 1];
+  int64_t operator[](int leaf) const { return at[leaf]; }
+};
+
+// Leaves of x [rows, k] → integers times a scale of their own, and the sums of the integers.
+struct RowQuantize {
+  const float* x;
+  int64_t x_stride;
+  Leaves leaves;
+  LeafOffsets offsets;
+  int8_t* to;
+  int64_t to_stride;
+  float* scales;  // [rows, leaves]
+  int32_t* sums;  // [rows, leaves]
+};
+
+// y = x Wᵀ · scales (+ bias), x and W of eight bits, products added in int32 leaf by leaf.
+struct Int8Linear {
+  const int8_t* x;
+  int64_t x_stride;
+  const float* x_scales;
+  const int32_t* x_sums;
+  LeafOffsets offsets;
+  const int8_t* w;
+  int64_t w_stride;
+  const float* scales;  // of the rows of W
+  int64_t scale_stride;
+  const float* bias;  // or null
+  float* y;
+  int64_t y_stride;
+  int64_t m;
+  Leaves leaves;
+  bool vnni;
+};
+
 // y [rows, width] = x / sqrt(mean(x²) + eps) · weight
 struct RmsNorm {
   const float* x;
@@ -116,6 +154,8 @@ struct AttentionBlock {
 struct Kernels {
   const char* name;
   void (*linear)(const Linear&, int64_t m0, int64_t m1, int64_t n0, int64_t n1);
+  void (*quantize_rows)(const RowQuantize&, int64_t begin, int64_t end);
+  void (*int8_linear)(const Int8Linear&, int64_t n0, int64_t n1);
   void (*rms_norm)(const RmsNorm&, int64_t begin, int64_t end);
   void (*rope)(const Rope&, int64_t begin, int64_t end);
   void (*swiglu)(const Swiglu&, int64_t begin, int64_t end);
@@ -139,6 +179,8 @@ const Kernels& table();
 // The table in use: the best this CPU runs, unless ATB_DIST_SIMD names a lower one. Throws
 // std::invalid_argument when that names one this CPU or build does not have.
 const Kernels& active();
+// Whether the instructions for int8 beside AVX-512 are there.
+bool has_vnni();
 
 // Memory of the calling thread that stays until it asks again for the same use; 64-byte aligned,
 // contents undefined. A kernel may run on the thread that holds memory for the call around it.

@@ -135,6 +135,53 @@ void quantized_sizes() {
   }
 }
 
+// Activations of eight bits too: |x| is 127 somewhere in each leaf, so rounding is known.
+void both_of_eight_bits(int64_t m, int64_t n, int64_t k, const std::vector<int64_t>& leaves) {
+  Buffer<float> x(m * k), scales = Noise{2}.floats(n), bias = Noise{3}.floats(n), y(m * n);
+  Buffer<int8_t> w(n * k);
+  for (int64_t i = 0; i < m * k; ++i) x[i] = static_cast<float>(i * 31 % 255 - 127) * 0.5f;
+  for (int64_t i = 0; i < m; ++i) {
+    for (size_t leaf = 0; leaf + 1 < leaves.size(); ++leaf) {
+      if (leaves[leaf] < leaves[leaf + 1]) x[i * k + leaves[leaf]] = 63.5f;
+    }
+  }
+  for (int64_t i = 0; i < n * k; ++i) w[i] = static_cast<int8_t>(i * 37 + i / 7);
+  Linear call = {};
+  call.x = x.get();
+  call.x_stride = k;
+  call.w = w.get();
+  call.w_stride = k;
+  call.bias = bias.get();
+  call.y = y.get();
+  call.y_stride = n;
+  call.m = m;
+  call.n = n;
+  call.k = k;
+  call.leaves = plan_leaves(leaves.data(), leaves.size(), k);
+  call.scales = scales.get();
+  call.scale_stride = 1;
+  linear_w8a8(call);
+  for (int64_t i = 0; i < m; ++i) {
+    for (int64_t j = 0; j < n; ++j) {
+      double wanted = 0;
+      for (int64_t e = 0; e < k; ++e) wanted += double{x[i * k + e]} * w[j * k + e];
+      wanted = wanted * scales[j] + bias[j];
+      CHECK(std::fabs(y[i * n + j] - wanted) <= 1e-5 * (1 + std::fabs(wanted)) + 0.01);
+    }
+  }
+}
+
+void both_of_eight_bits_sizes() {
+  for (int64_t m : {1, 2, 4, 7, 20}) {
+    for (int64_t n : {1, 6, 8, 15}) {
+      for (int64_t k : {1, 15, 16, 17, 63, 64, 65, 200}) {
+        both_of_eight_bits(m, n, k, {0, k});
+        both_of_eight_bits(m, n, k, {0, k / 3, k / 2, k / 2, k});
+      }
+    }
+  }
+}
+
 void threads_change_no_bit() {
   Problem p(150, 97, 333);
   ThreadPool::instance().set_num_threads(1);
@@ -157,5 +204,6 @@ int main() {
   the_tree_joins_neighbours_of_equal_height();
   wrong_leaves_are_refused();
   quantized_sizes();
+  both_of_eight_bits_sizes();
   threads_change_no_bit();
 }

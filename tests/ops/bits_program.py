@@ -28,6 +28,8 @@ def large() -> list[tuple[str, Case]]:
         calls += [
             ("linear", Case(f"{m} int{bits}/{group}", (noise(m, 1120), w))) for m in (1, 7, 70)
         ]
+    w = quantize(noise(301, 1120), quantized_activations=True)
+    calls += [("linear", Case(f"{m} w8a8", (noise(m, 1120), w))) for m in (1, 7, 70)]
     calls.append(("swiglu", Case("large", (noise(90, 2000) * 3,))))
     calls.append(("rms_norm", Case("large", (noise(90, 3000), noise(3000)), {"eps": 1e-5})))
     return calls

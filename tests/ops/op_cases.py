@@ -82,6 +82,15 @@ def quantized_linear() -> Iterator[Case]:
             if group in (None, 32):
                 borders = tuple(min(i * inner // 256 * 32, inner) for i in range(8))
                 yield Case(f"{name}-leaves", (x, w), {"leaves": (*borders, inner)})
+    for rows, inner, outer in (*shapes, (8, 160, 7), (40, 200, 30), (3, 0, 5)):
+        x, w = noise(rows, inner), quantize(noise(outer, inner), quantized_activations=True)
+        name = f"w8a8-{rows}x{inner}x{outer}"
+        yield Case(name, (x, w, noise(outer) if rows % 2 else None))
+        yield Case(f"{name}-leaves", (x, w), {"leaves": tuple(i * inner // 8 for i in range(9))})
+    w = quantize(noise(9, 70), quantized_activations=True)
+    yield Case("w8a8 zeros", (torch.zeros(3, 70), w))
+    yield Case("w8a8 strided", (noise(3, 200)[:, 9:79], w))
+    yield Case("w8a8 part", (noise(3, 40), w.columns(30, 70)))
     wide = quantize(noise(20, 256), bits=8, group=64)
     yield Case("part of int8", (noise(3, 128), wide.columns(64, 192).rows(3, 17)))
     wide = quantize(noise(20, 256), bits=4, group=64)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -79,9 +80,13 @@ def test_a_row_of_a_linear_is_the_same_in_any_batch(
         assert torch.equal(ops.linear(x, w[columns], bias[columns]), whole[:, columns])
 
 
-@pytest.mark.parametrize(("bits", "group"), [(8, None), (8, 64), (4, 32)])
-def test_a_row_of_a_quantized_linear_is_the_same_in_any_batch(bits: int, group: int | None) -> None:
-    x, w = noise(40, 500), quantize(noise(33, 500), bits=bits, group=group)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"group": 64}, {"bits": 4, "group": 32}, {"quantized_activations": True}],
+    ids=["int8", "int8 in groups", "int4", "w8a8"],
+)
+def test_a_row_of_a_quantized_linear_is_the_same_in_any_batch(options: dict[str, Any]) -> None:
+    x, w = noise(40, 500), quantize(noise(33, 500), **options)
     leaves = (0, 192, 320, 500)
     whole = ops.linear(x, w, leaves=leaves)
     for first, count in ((0, 1), (3, 2), (5, 3), (17, 4), (9, 7), (12, 8), (20, 13)):

@@ -15,6 +15,7 @@
 #include "../dtype.h"
 
 #define ATB_INLINE static inline __attribute__((always_inline))
+#define ATB_INLINE_MEMBER inline __attribute__((always_inline))
 
 #if defined(ATB_ISA_AVX512)
 #include "simd_avx512.h"

@@ -6,6 +6,8 @@
 namespace kernels::ATB_ISA {
 
 void linear(const Linear& a, int64_t m0, int64_t m1, int64_t n0, int64_t n1);
+void quantize_rows(const RowQuantize& a, int64_t begin, int64_t end);
+void int8_linear(const Int8Linear& a, int64_t n0, int64_t n1);
 void rms_norm(const RmsNorm& a, int64_t begin, int64_t end);
 void rope(const Rope& a, int64_t begin, int64_t end);
 void swiglu(const Swiglu& a, int64_t begin, int64_t end);
