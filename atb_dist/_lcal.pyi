@@ -1,8 +1,5 @@
 from collections.abc import Sequence
 
-class PeerFailure(RuntimeError): ...
-class SetupError(RuntimeError): ...
-
 class Comm:
     def __init__(
         self, *, session: str, rank: int, size: int, half_bytes: int, timeout_s: float

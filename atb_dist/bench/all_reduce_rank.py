@@ -54,7 +54,7 @@ def measure(
             between()
         reduce_()
     each = (time.perf_counter() - begin) / WARMUP
-    count = int(group.maximum(np.array([max(10, min(5000, seconds / each))]))[0])
+    count = int(group.maximum(np.array([max(10.0, min(5000.0, seconds / each))]))[0])
     times = np.empty(count)
     for i in range(count):
         if between is not None:

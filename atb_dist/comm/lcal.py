@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
@@ -14,7 +13,7 @@ from atb_dist import _lcal
 from atb_dist.comm import checks
 from atb_dist.comm.base import Communicator, ReduceOp
 from atb_dist.comm.rank import RankInfo
-from atb_dist.errors import ConfigError, PeerFailure
+from atb_dist.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -53,10 +52,9 @@ class LcalComm:
         self._timeout_s = timeout_s
         self._num_splits = 0
         half = HALF_BYTES if size <= MANY_RANKS else HALF_BYTES_OF_MANY
-        with _errors():
-            self._comm = _lcal.Comm(
-                session=session, rank=rank, size=size, half_bytes=half, timeout_s=timeout_s
-            )
+        self._comm = _lcal.Comm(
+            session=session, rank=rank, size=size, half_bytes=half, timeout_s=timeout_s
+        )
 
     @property
     def pids(self) -> list[int]:
@@ -66,16 +64,14 @@ class LcalComm:
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Tensor:
         """Combine x [*] over ranks, in place; return x."""
         dtype, code = _dtype("all_reduce", x), _op("all_reduce", op)
-        with _errors():
-            self._comm.all_reduce(x.data_ptr(), x.numel(), dtype, code)
+        self._comm.all_reduce(x.data_ptr(), x.numel(), dtype, code)
         return x
 
     def reduce(self, x: Tensor, dst: int = 0, op: ReduceOp = "sum") -> Tensor:
         """Combine x [*] over ranks into rank dst's x; other ranks' x is left as it was."""
         dtype, code = _dtype("reduce", x), _op("reduce", op)
         checks.check_rank("reduce", dst, self.size)
-        with _errors():
-            self._comm.reduce(x.data_ptr(), x.numel(), dtype, code, dst)
+        self._comm.reduce(x.data_ptr(), x.numel(), dtype, code, dst)
         return x
 
     def reduce_scatter(
@@ -88,25 +84,22 @@ class LcalComm:
         checks.check_sum("reduce_scatter", x.shape[0], rows)
         width = _row_items(x)
         out = x.new_empty((rows[self.rank], *x.shape[1:]))
-        with _errors():
-            self._comm.reduce_scatter(
-                x.data_ptr(), out.data_ptr(), [n * width for n in rows], dtype, code
-            )
+        self._comm.reduce_scatter(
+            x.data_ptr(), out.data_ptr(), [n * width for n in rows], dtype, code
+        )
         return out
 
     def all_gather(self, x: Tensor, counts: Sequence[int] | None = None) -> Tensor:
         """Join x [n, *] of all ranks along dimension 0, in rank order → [Σ n, *]."""
         rows, out = self._gathered("all_gather", x, counts)
-        with _errors():
-            self._comm.all_gather(x.data_ptr(), out.data_ptr(), _row_bytes(x, rows))
+        self._comm.all_gather(x.data_ptr(), out.data_ptr(), _row_bytes(x, rows))
         return out
 
     def gather(self, x: Tensor, dst: int = 0, counts: Sequence[int] | None = None) -> Tensor | None:
         """Join x [n, *] of all ranks on rank dst → [Σ n, *]; None elsewhere."""
         checks.check_rank("gather", dst, self.size)
         rows, out = self._gathered("gather", x, counts)
-        with _errors():
-            self._comm.gather(x.data_ptr(), out.data_ptr(), _row_bytes(x, rows), dst)
+        self._comm.gather(x.data_ptr(), out.data_ptr(), _row_bytes(x, rows), dst)
         return out if self.rank == dst else None
 
     def all_to_all(self, x: Tensor, send: Sequence[int], recv: Sequence[int]) -> Tensor:
@@ -117,18 +110,16 @@ class LcalComm:
         takes = checks.row_counts("all_to_all", recv, everyone)
         checks.check_sum("all_to_all", x.shape[0], gives)
         out = x.new_empty((sum(takes), *x.shape[1:]))
-        with _errors():
-            self._comm.all_to_all(
-                x.data_ptr(), out.data_ptr(), _row_bytes(x, gives), _row_bytes(x, takes)
-            )
+        self._comm.all_to_all(
+            x.data_ptr(), out.data_ptr(), _row_bytes(x, gives), _row_bytes(x, takes)
+        )
         return out
 
     def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
         """Overwrite x with rank src's; return x."""
         checks.check_tensor("broadcast", x)
         checks.check_rank("broadcast", src, self.size)
-        with _errors():
-            self._comm.broadcast(x.data_ptr(), x.nbytes, src)
+        self._comm.broadcast(x.data_ptr(), x.nbytes, src)
         return x
 
     def scatter(self, out: Tensor, x: Tensor | None = None, src: int = 0) -> Tensor:
@@ -140,42 +131,36 @@ class LcalComm:
             checks.check_scatter(out, x, self.size)
             assert x is not None
             source = x.data_ptr()
-        with _errors():
-            self._comm.scatter(source, out.data_ptr(), out.nbytes, src)
+        self._comm.scatter(source, out.data_ptr(), out.nbytes, src)
         return out
 
     def send(self, x: Tensor, dst: int) -> None:
         """Hand x to rank dst, which must call recv with the same shape and dtype."""
         self._check_peer("send", x, dst)
-        with _errors():
-            self._comm.send(x.data_ptr(), x.nbytes, dst)
+        self._comm.send(x.data_ptr(), x.nbytes, dst)
 
     def recv(self, x: Tensor, src: int) -> Tensor:
         """Fill x from rank src's send; return x."""
         self._check_peer("recv", x, src)
-        with _errors():
-            self._comm.recv(x.data_ptr(), x.nbytes, src)
+        self._comm.recv(x.data_ptr(), x.nbytes, src)
         return x
 
     def barrier(self) -> None:
         """Return once every rank has called it."""
-        with _errors():
-            self._comm.barrier()
+        self._comm.barrier()
 
     def broadcast_object(self, value: T | None, src: int = 0, *, idle: bool = False) -> T:
         """Return rank src's picklable value on every rank; idle waits without a deadline."""
         checks.check_rank("broadcast_object", src, self.size)
         mine = pickle.dumps(value, pickle.HIGHEST_PROTOCOL) if self.rank == src else b""
-        with _errors():
-            result = self._comm.broadcast_object(mine, src, idle)
+        result = self._comm.broadcast_object(mine, src, idle)
         loaded: T = value if self.rank == src else pickle.loads(result)  # type: ignore[assignment]
         return loaded
 
     def all_gather_object(self, value: T) -> list[T]:
         """Return every rank's picklable value, in rank order."""
         mine = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-        with _errors():
-            results = self._comm.all_gather_object(mine)
+        results = self._comm.all_gather_object(mine)
         return [pickle.loads(result) for result in results]
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -211,17 +196,6 @@ class LcalComm:
         checks.check_tensor(verb, x)
         checks.check_rank(verb, peer, self.size)
         checks.check_not_self(verb, peer, self.rank)
-
-
-@contextmanager
-def _errors() -> Iterator[None]:
-    """Turn the library's errors into this package's."""
-    try:
-        yield
-    except _lcal.PeerFailure as error:
-        raise PeerFailure(str(error)) from None
-    except _lcal.SetupError as error:
-        raise ConfigError(str(error)) from None
 
 
 def _dtype(verb: str, x: Tensor) -> int:

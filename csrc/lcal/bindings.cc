@@ -83,12 +83,27 @@ std::vector<py::bytes> all_gather_object(Comm& comm, const py::bytes& value) {
   return std::vector<py::bytes>(results.begin(), results.end());
 }
 
+void raise(const char* name, const std::exception& error) {
+  const py::object type = py::module_::import("atb_dist.errors").attr(name);
+  py::set_error(type, error.what());
+}
+
+// The package's own errors, without a layer of Python that every call would pay for.
+void translate(std::exception_ptr thrown) {
+  try {
+    if (thrown) std::rethrow_exception(thrown);
+  } catch (const lcal::PeerFailure& error) {
+    raise("PeerFailure", error);
+  } catch (const lcal::SetupError& error) {
+    raise("ConfigError", error);
+  }
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_lcal, module) {
   module.doc() = "Collectives between the ranks of one host over shared memory.";
-  py::register_exception<lcal::PeerFailure>(module, "PeerFailure", PyExc_RuntimeError);
-  py::register_exception<lcal::SetupError>(module, "SetupError", PyExc_RuntimeError);
+  py::register_exception_translator(translate);
   using Release = py::call_guard<py::gil_scoped_release>;
   py::class_<Comm>(module, "Comm")
       .def(py::init(&open_comm), py::kw_only(), py::arg("session"), py::arg("rank"),

@@ -10,6 +10,8 @@ namespace {
 
 // Up to here every rank reads everything: one phase instead of two.
 constexpr size_t kOneShotBytes = 32 << 10;
+// What a round of two-shot moves: all ranks' pieces and x's stay in the second-level caches.
+constexpr size_t kPieceBytes = 256 << 10;
 
 // Elements low to high of `count` that rank r of `ranks` combines, cut at whole cache lines.
 std::pair<size_t, size_t> share(size_t count, size_t item, int rank, int ranks) {
@@ -43,13 +45,14 @@ void Comm::reduce_one_shot(unsigned char* x, size_t count, const Call& call, boo
   size_t first = 0;
   do {  // at least one round, so that ranks meet even over nothing
     const size_t part = std::min(step, count - first);
+    unsigned char* at = x + first * item;
     begin_round();
-    copy_bytes(half(rank_), x + first * item, part * item);
+    copy_bytes(half(rank_), at, part * item);
     phase(call);
     if (keep) {
       const void* sources[kMaxRanks];
-      for (int r = 0; r < size_; ++r) sources[r] = half(r);
-      reduce_ranks(x + first * item, sources, size_, part, call.dtype, call.op);
+      for (int r = 0; r < size_; ++r) sources[r] = r == rank_ ? at : half(r);
+      reduce_ranks(at, sources, size_, part, call.dtype, call.op);
     }
     first += part;
   } while (first < count);
@@ -57,20 +60,23 @@ void Comm::reduce_one_shot(unsigned char* x, size_t count, const Call& call, boo
 
 void Comm::reduce_two_shot(unsigned char* x, size_t count, const Call& call) {
   const size_t item = item_bytes(call.dtype);
-  const size_t step = half_bytes() / item;
+  const size_t step = std::min(half_bytes(), kPieceBytes) / item;
   for (size_t first = 0; first < count; first += step) {
     const size_t part = std::min(step, count - first);
     unsigned char* at = x + first * item;
-    begin_round();
     const auto [low, high] = share(part, item, rank_, size_);
-    copy_bytes(half(rank_), at, part * item);
+    begin_round();
+    unsigned char* mine = half(rank_);
+    // This rank's own share never leaves x until it is reduced.
+    copy_bytes(mine, at, low * item);
+    copy_bytes(mine + high * item, at + high * item, (part - high) * item);
     phase(call);
     const void* sources[kMaxRanks];
-    for (int r = 0; r < size_; ++r) sources[r] = half(r) + low * item;
-    // In place: this part of this rank's buffer is read by this rank only.
-    reduce_ranks(half(rank_) + low * item, sources, size_, high - low, call.dtype, call.op);
+    for (int r = 0; r < size_; ++r) sources[r] = (r == rank_ ? at : half(r)) + low * item;
+    reduce_ranks(at + low * item, sources, size_, high - low, call.dtype, call.op);
+    copy_bytes(mine + low * item, at + low * item, (high - low) * item);
     phase(call);
-    for (int i = 0; i < size_; ++i) {
+    for (int i = 1; i < size_; ++i) {
       const int r = (rank_ + i) % size_;
       const auto [from, to] = share(part, item, r, size_);
       copy_bytes(at + from * item, half(r) + from * item, (to - from) * item);
