@@ -62,6 +62,7 @@ bench: build
 
 soak: build
 	ATB_DIST_SOAK=1 $(PYTEST) -q tests
+	$(BIN)/python examples/llama70b_tp8.py
 	for s in address,undefined thread; do \
 	  $(BIN)/cmake -S . -B build/ctest-$$s -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DATB_DIST_PYTHON=OFF -DATB_DIST_TESTS=ON -DATB_DIST_SANITIZE=$$s -DCMAKE_BUILD_TYPE=RelWithDebInfo && \
 	  $(BIN)/cmake --build build/ctest-$$s && $(BIN)/ctest --test-dir build/ctest-$$s --output-on-failure || exit 1; \

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import logging
 import os
 import signal
 import sys
@@ -26,6 +27,7 @@ def main() -> int:
     import atb_dist.engine.engine
     import atb_dist.engine.startup  # noqa: F401  (before the fork: torch is imported once)
 
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the script decides what Ctrl-C means
     children: dict[int, int] = {}
     for rank in spec["ranks"]:

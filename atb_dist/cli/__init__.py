@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import os
 import pkgutil
 import sys
@@ -29,6 +30,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; return the process's exit code."""
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")  # to stderr
     try:
         args = build_parser().parse_args(argv)
         return int(args.run(args))

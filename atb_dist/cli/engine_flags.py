@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from atb_dist.config import EngineConfig, SamplingParams
+from atb_dist.config import LOG_LEVELS, EngineConfig, SamplingParams
 from atb_dist.errors import ConfigError
 
 
@@ -24,6 +24,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--block-size", type=int, default=EngineConfig.block_size)
     parser.add_argument("--kv-memory", type=int, metavar="BYTES", help="of each rank")
     parser.add_argument("--threads", type=int, help="of each rank; default: CPUs / local ranks")
+    parser.add_argument("--log-level", default=EngineConfig.log_level, help=", ".join(LOG_LEVELS))
     parser.add_argument("--timeout", type=float, metavar="S", help="of every wait; default 300")
 
 
@@ -53,7 +54,7 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     options: dict[str, Any] = {
         name: getattr(args, name)
         for name in ("dtype", "kv_dtype", "backend", "max_model_len", "max_num_seqs",
-                     "max_batched_tokens", "block_size", "kv_memory", "threads")
+                     "max_batched_tokens", "block_size", "kv_memory", "threads", "log_level")
     }  # fmt: skip
     options["timeout_s"] = resolve_timeout(args.timeout)
     EngineConfig(tp=args.tp, **options)

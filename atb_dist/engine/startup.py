@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from dataclasses import asdict, dataclass
@@ -23,6 +24,8 @@ from atb_dist.weights.checkpoint import Checkpoint
 from atb_dist.weights.loader import load_weights
 from atb_dist.weights.plan import ShardingPlan
 from atb_dist.weights.rules import Family
+
+LOG = logging.getLogger("atb_dist.startup")
 
 HOST_CACHE_SHARE = 0.25  # of what is free, divided by the ranks of the host
 DEVICE_CACHE_SHARE = 0.9
@@ -79,6 +82,7 @@ def start(job: Job, engine: EngineConfig, rank: RankInfo) -> Started:
 
     Raises ConfigError when ranks differ or memory is short, PeerFailure when one is lost.
     """
+    logging.getLogger("atb_dist").setLevel(engine.log_level.upper())
     use_threads(engine, rank)
     device = Device.open(rank.local_rank)
     tp = connect_tensor_parallel(rank, engine.backend, device=device, timeout_s=engine.timeout_s)
@@ -96,6 +100,11 @@ def start(job: Job, engine: EngineConfig, rank: RankInfo) -> Started:
             comm.abort(f"rank {tp.rank} failed while starting: {error}")
         tp.close()
         raise
+    LOG.info(
+        "rank %d of %d over %s: %.1f MB of weights in %.2f s, %d KV blocks of %d, %d threads",
+        tp.rank, tp.size, tp.data.name, loaded.bytes_read / 1e6, seconds, blocks,
+        job.kv.block_size, ops.num_threads(),
+    )  # fmt: skip
     return Started(device, tp, decoder, cache, loaded.bytes_read, seconds)
 
 
