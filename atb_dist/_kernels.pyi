@@ -16,6 +16,14 @@ def linear_w8a8(
     x: int, x_stride: int, weight: int, weight_stride: int, bias: int, y: int, rows: int,
     columns: int, features: int, leaves: int, borders: int, scales: int, scale_stride: int, /,
 ) -> None: ...  # fmt: skip
+def grouped_matmul(
+    x: int, x_stride: int, x_rows: int, weights: int, weight_stride: int, weight_type: int,
+    scales: int, scale_stride: int, group: int, starts: int, count: int, gather: int, y: int,
+    columns: int, features: int, add: bool, leaves: int, borders: int, /,
+) -> None: ...  # fmt: skip
+def combine(
+    x: int, x_stride: int, scales: int, starts: int, order: int, y: int, rows: int, width: int, /,
+) -> None: ...  # fmt: skip
 def rms_norm(
     x: int, x_stride: int, weight: int, weight_type: int, y: int, rows: int, width: int,
     eps: float, /,

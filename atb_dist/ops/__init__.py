@@ -6,14 +6,17 @@ import importlib
 
 # First of all, in order of preference from last to first: reference fixes the signatures. A
 # submodule that shares its name with an operator must be loaded before the name is bound below.
-for _module in ("reference", "cpu", "cpu_linear", "linear_parallel"):
+for _module in ("reference", "experts", "cpu", "cpu_linear", "cpu_experts", "linear_parallel"):
     importlib.import_module(f"atb_dist.ops.{_module}")
 
 from atb_dist.ops.calls import (  # noqa: E402
     Kind,
+    combine_experts,
     embedding,
+    grouped_matmul,
     linear,
     linear_parallel,
+    moe_route,
     paged_attention,
     reshape_and_cache,
     rms_norm,
@@ -31,10 +34,13 @@ from atb_dist.ops.registry import (  # noqa: E402
 
 __all__ = [
     "Kind",
+    "combine_experts",
     "embedding",
+    "grouped_matmul",
     "implementations",
     "linear",
     "linear_parallel",
+    "moe_route",
     "num_threads",
     "override",
     "paged_attention",

@@ -27,6 +27,9 @@ _rope = registry.op("rope")
 _swiglu = registry.op("swiglu")
 _reshape_and_cache = registry.op("reshape_and_cache")
 _paged_attention = registry.op("paged_attention")
+_moe_route = registry.op("moe_route")
+_grouped_matmul = registry.op("grouped_matmul")
+_combine_experts = registry.op("combine_experts")
 _linear_parallel = registry.op("linear_parallel")
 
 
@@ -115,6 +118,49 @@ def paged_attention(  # noqa: PLR0917
             q, k_cache, v_cache, block_tables, query_starts, context_lens, scale=scale
         ),
     )
+
+
+def moe_route(
+    logits: Tensor, *, top_k: int, renormalize: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Send each token to its top_k of G experts, by logits [T, G] → (rows, group_starts, scales).
+
+    rows [T·k]: the tokens of expert 0, then of expert 1, ..., each expert's in order.
+    group_starts [G+1]: where each expert's begin. scales [T·k]: softmax of the expert over all G,
+    divided by the sum over the chosen ones if renormalize. Ties go to the lowest expert.
+    """
+    routing = _moe_route(logits, top_k=top_k, renormalize=renormalize)
+    return cast(tuple[Tensor, Tensor, Tensor], routing)
+
+
+def grouped_matmul(
+    x: Tensor,
+    weights: Tensor | Sequence[Tensor | QuantTensor],
+    group_starts: Tensor,
+    *,
+    rows: Tensor | None = None,
+    out: Tensor | None = None,
+    leaves: Sequence[int] | None = None,
+) -> Tensor:
+    """Multiply each group of rows by the group's own weight → [R, O].
+
+    x             [T, I]
+    weights       G of [O, I], or one tensor [G, O, I]
+    group_starts  [G+1] int64 on the host, from 0 to R: group g has rows group_starts[g] on
+    rows          [R] int64: row r of the result is from x[rows[r]]; None: from x[r], R = T
+    out           [R, O] fp32: the product is added to it, and it is returned
+    leaves        as in linear
+    """
+    options = {"rows": rows, "out": out, "leaves": leaves}
+    return cast(Tensor, _grouped_matmul(x, weights, group_starts, **options))
+
+
+def combine_experts(x: Tensor, rows: Tensor, scales: Tensor, *, num_tokens: int) -> Tensor:
+    """Sum what experts made of each token: y[t] = Σ scales[r] · x[r] over rows[r] = t → [T, D].
+
+    x [R, D], rows [R] int64, scales [R] fp32; terms are added in order of r.
+    """
+    return cast(Tensor, _combine_experts(x, rows, scales, num_tokens=num_tokens))
 
 
 def linear_parallel(

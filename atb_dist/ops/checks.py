@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -109,4 +110,54 @@ def check_ids(ids: Tensor, weight: Tensor) -> None:
         raise ValueError(
             f"embedding: ids {list(ids.shape)} of {ids.dtype} don't fit weight "
             f"{list(weight.shape)}: ids must be [T] of int64"
+        )
+
+
+def check_groups(
+    x: Tensor,
+    weights: Tensor | Sequence[Tensor | QuantTensor],
+    group_starts: Tensor,
+    rows: Tensor | None,
+    out: Tensor | None,
+) -> None:
+    """x [T, I], weights G of [O, I], group_starts [G+1] from 0 to R, rows [R], out [R, O]."""
+    op, groups = "grouped_matmul", len(weights)
+    shapes = {tuple(weight.shape) for weight in weights}
+    if x.dim() != 2 or len(shapes) != 1 or {len(s) for s in shapes} != {2}:
+        raise ValueError(
+            f"{op}: x {list(x.shape)} and {groups} weights of shapes {sorted(shapes)}: it needs "
+            "[T, I] and weights of one shape [O, I]"
+        )
+    outputs, features = shapes.pop()
+    if features != x.shape[1]:
+        raise ValueError(
+            f"{op}: weights [{outputs}, {features}] don't fit x {list(x.shape)}: "
+            f"inner sizes {features} ≠ {x.shape[1]}"
+        )
+    total = x.shape[0] if rows is None else rows.numel()
+    starts = group_starts.tolist()
+    rising = all(a <= b for a, b in itertools.pairwise(starts))
+    if len(starts) != groups + 1 or starts[0] != 0 or starts[-1] != total or not rising:
+        raise ValueError(
+            f"{op}: group_starts {starts} must be {groups + 1} numbers rising from 0 to {total}"
+        )
+    if rows is not None and total and not 0 <= int(rows.min()) <= int(rows.max()) < x.shape[0]:
+        raise ValueError(
+            f"{op}: rows {int(rows.min())} to {int(rows.max())} reach outside the {x.shape[0]} of x"
+        )
+    if out is not None and out.shape != (total, outputs):
+        raise ValueError(f"{op}: out {list(out.shape)} must be [{total}, {outputs}]")
+
+
+def check_combine(x: Tensor, rows: Tensor, scales: Tensor, num_tokens: int) -> None:
+    """x [R, D], rows [R] below num_tokens, scales [R]."""
+    if x.dim() != 2 or rows.shape != x.shape[:1] or scales.shape != x.shape[:1]:
+        raise ValueError(
+            f"combine_experts: rows {list(rows.shape)} and scales {list(scales.shape)} don't fit "
+            f"x {list(x.shape)}"
+        )
+    if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < num_tokens:
+        raise ValueError(
+            f"combine_experts: rows {int(rows.min())} to {int(rows.max())} reach outside the "
+            f"{num_tokens} tokens"
         )

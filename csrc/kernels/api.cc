@@ -103,6 +103,54 @@ void linear(const Linear& a) {
   share_columns(a.m >= kManyRows && rows_meet ? with_spread_rows(a) : a);
 }
 
+void grouped_linear(const Linear& a, const Groups& groups) {
+  check_groups(a);
+  const int64_t rows = groups.starts[groups.count];
+  Linear whole = a;
+  if (groups.gather != nullptr) {
+    whole.x_stride = a.k + kPageBytes / 4 / 64;
+    float* to = scratch(Use::call, static_cast<size_t>(rows * whole.x_stride));
+    whole.x = to;
+    for (int64_t i = 0; i < rows; ++i) {
+      if (groups.gather[i] < 0 || groups.gather[i] >= a.m) {
+        refuse("grouped_matmul: row ", groups.gather[i], " is outside the ", a.m, " rows of x");
+      }
+    }
+    share_rows(rows, a.k, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        std::copy_n(a.x + groups.gather[i] * a.x_stride, a.k, to + i * whole.x_stride);
+      }
+    });
+  }
+  std::vector<Linear> calls;
+  for (int64_t g = 0; g < groups.count; ++g) {
+    Linear call = whole;
+    const int64_t begin = groups.starts[g];
+    call.m = groups.starts[g + 1] - begin;
+    if (call.m == 0) continue;
+    call.x = whole.x + begin * whole.x_stride;
+    call.y = a.y + begin * a.y_stride;
+    call.w = reinterpret_cast<const void*>(groups.weights[g]);
+    if (groups.scales != nullptr) call.scales = reinterpret_cast<const float*>(groups.scales[g]);
+    calls.push_back(call);
+  }
+  // Blocks of columns, group after group: groups are ragged, so they are claimed, not dealt.
+  const int64_t block =
+      std::min(block_of(a.n, divide_up(rows, groups.count) * a.k, kColumnStep), kMaxColumns);
+  const int64_t blocks = divide_up(a.n, block);
+  const auto kernel = active().linear;
+  ThreadPool::instance().run(static_cast<int64_t>(calls.size()) * blocks, [&](int64_t i) {
+    const Linear& call = calls[static_cast<size_t>(i / blocks)];
+    const int64_t n = i % blocks * block;
+    kernel(call, 0, call.m, n, std::min(n + block, a.n));
+  });
+}
+
+void combine(const Combine& a) {
+  share_rows(a.rows, a.width * 4,
+             [&](int64_t begin, int64_t end) { active().combine(a, begin, end); });
+}
+
 void linear_w8a8(const Linear& a) {
   LeafOffsets offsets = {};
   for (int leaf = 0; leaf < a.leaves.count; ++leaf) {

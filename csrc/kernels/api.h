@@ -9,6 +9,17 @@ namespace kernels {
 void linear(const Linear& call);
 // x is quantized first, leaf by leaf. call.w is int8 with one scale to a row; its bias is fp32.
 void linear_w8a8(const Linear& call);
+// One linear to each group of rows: group g multiplies rows starts[g] to starts[g+1] of y by its
+// own weights. x row i is row gather[i] of call.x, or row i where gather is null.
+struct Groups {
+  const int64_t* starts;
+  const int64_t* weights;  // addresses
+  const int64_t* scales;   // addresses, or null
+  int64_t count;
+  const int64_t* gather;
+};
+void grouped_linear(const Linear& call, const Groups& groups);
+void combine(const Combine& call);
 void rms_norm(const RmsNorm& call);
 // max_position: rows of the cosine and sine table.
 void rope(const Rope& call, int64_t max_position);

@@ -71,6 +71,35 @@ void linear_w8a8(Address x, int64_t x_stride, Address w, int64_t w_stride, Addre
   k::linear_w8a8(call);
 }
 
+void grouped_matmul(Address x, int64_t x_stride, int64_t x_rows, Address weights, int64_t w_stride,
+                    int w_type, Address scales, int64_t scale_stride, int64_t group, Address starts,
+                    int64_t count, Address gather, Address y, int64_t n, int64_t features, bool add,
+                    Address leaves, size_t borders) {
+  k::Linear call =
+      linear_call(x, x_stride, 0, w_stride, w_type, 0, 0, y, x_rows, n, features, leaves, borders);
+  call.scale_stride = scale_stride;
+  call.group = group;
+  call.add = add;
+  const k::Groups groups = {at<int64_t>(starts), at<int64_t>(weights), at<int64_t>(scales), count,
+                            at<int64_t>(gather)};
+  const py::gil_scoped_release release;
+  k::grouped_linear(call, groups);
+}
+
+void combine(Address x, int64_t x_stride, Address scales, Address starts, Address order, Address y,
+             int64_t rows, int64_t width) {
+  const k::Combine call = {at<float>(x),
+                           x_stride,
+                           at<float>(scales),
+                           at<int64_t>(starts),
+                           at<int64_t>(order),
+                           at<float>(y),
+                           rows,
+                           width};
+  const py::gil_scoped_release release;
+  k::combine(call);
+}
+
 void rms_norm(Address x, int64_t x_stride, Address weight, int weight_type, Address y, int64_t rows,
               int64_t width, float eps) {
   const k::RmsNorm call = {
@@ -156,6 +185,8 @@ PYBIND11_MODULE(_kernels, m) {
   m.def("linear", linear);
   m.def("linear_quant", linear_quant);
   m.def("linear_w8a8", linear_w8a8);
+  m.def("grouped_matmul", grouped_matmul);
+  m.def("combine", combine);
   m.def("rms_norm", rms_norm);
   m.def("rope", rope);
   m.def("swiglu", swiglu);

@@ -39,6 +39,7 @@ struct Linear {
   // one to each group of features: every weight is, before it is used, and rounded to fp32.
   const float* scales;
   int64_t scale_stride, group;
+  bool add;  // to what y holds, instead of overwriting it
 };
 
 // Where each leaf of a row of int8 activations begins: padded with zeros to whole vectors.
@@ -100,6 +101,18 @@ struct Rope {
   int64_t rows, num_heads, size;
 };
 
+// y [rows, width]: row t is the sum of scales[r] · x[r] over r from starts[t] to starts[t+1], in
+// order, where r runs through `order`.
+struct Combine {
+  const float* x;
+  int64_t x_stride;
+  const float* scales;
+  const int64_t* starts;
+  const int64_t* order;
+  float* y;
+  int64_t rows, width;
+};
+
 // y [rows, width] = silu(x[:, :width]) · x[:, width:]
 struct Swiglu {
   const float* x;
@@ -158,6 +171,7 @@ struct Kernels {
   void (*int8_linear)(const Int8Linear&, int64_t n0, int64_t n1);
   void (*rms_norm)(const RmsNorm&, int64_t begin, int64_t end);
   void (*rope)(const Rope&, int64_t begin, int64_t end);
+  void (*combine)(const Combine&, int64_t begin, int64_t end);
   void (*swiglu)(const Swiglu&, int64_t begin, int64_t end);
   void (*embedding)(const Embedding&, int64_t begin, int64_t end);
   void (*cache_write)(const CacheWrite&, int64_t begin, int64_t end);

@@ -99,6 +99,42 @@ def quantized_linear() -> Iterator[Case]:
     yield Case("part of int8 channels", (noise(9, 100), wide.columns(100, 200).rows(3, 17)))
 
 
+def moe_route() -> Iterator[Case]:
+    for tokens, experts, top_k in ((0, 4, 2), (1, 1, 1), (9, 8, 2), (30, 5, 5)):
+        yield Case(f"{tokens}x{experts} top {top_k}", (noise(tokens, experts),), {"top_k": top_k})
+
+
+def grouped_matmul() -> Iterator[Case]:
+    for dtype in FLOATS:
+        for starts in ([0, 7], [0, 0, 5, 5, 40], [0, 1, 2, 3], [0, 0]):
+            groups, rows = len(starts) - 1, starts[-1]
+            group_starts, stacked = torch.tensor(starts), noise(groups, 30, 80, dtype=dtype)
+            x, name = noise(rows, 80), f"{dtype}-{starts}"
+            yield Case(name, (x, stacked, group_starts))
+            yield Case(f"{name} into", (x, list(stacked), group_starts), {"out": noise(rows, 30)})
+            gather = torch.arange(rows) * 7 % 11
+            leaves = (0, 10, 40, 80)
+            yield Case(
+                f"{name} gather", (noise(11, 80), stacked, group_starts),
+                {"rows": gather, "leaves": leaves},
+            )  # fmt: skip
+    starts = torch.tensor([0, 3, 3, 20])
+    for options in ({}, {"group": 32}, {"bits": 4, "group": 64}, {"quantized_activations": True}):
+        weights = [quantize(noise(21, 128, seed=i), **options) for i in range(3)]
+        yield Case(f"{options}", (noise(20, 128), weights, starts))
+    mixed = [noise(5, 8), noise(5, 8, dtype=torch.bfloat16)]
+    yield Case("mixed types", (noise(4, 8), mixed, torch.tensor([0, 1, 4])))
+
+
+def combine_experts() -> Iterator[Case]:
+    for rows, tokens, width in ((0, 3, 8), (1, 1, 1), (12, 5, 100), (40, 20, 33)):
+        where = torch.arange(rows) * 3 % max(tokens, 1)
+        args = (noise(rows, width), where, noise(rows))
+        yield Case(f"{rows}-{tokens}x{width}", args, {"num_tokens": tokens})
+    strided = noise(6, 50)[:, 3:40]
+    yield Case("strided", (strided, torch.tensor([2, 2, 0, 1, 0, 2]), noise(6)), {"num_tokens": 4})
+
+
 def rms_norm() -> Iterator[Case]:
     for dtype in FLOATS:
         for rows, width in ((0, 8), (1, 1), (3, 16), (7, 100), (65, 33)):
@@ -185,5 +221,16 @@ def paged_attention() -> Iterator[Case]:
 
 CASES = {
     f.__name__: f
-    for f in (embedding, linear, rms_norm, rope, swiglu, reshape_and_cache, paged_attention)
+    for f in (
+        embedding,
+        linear,
+        rms_norm,
+        rope,
+        swiglu,
+        reshape_and_cache,
+        paged_attention,
+        moe_route,
+        grouped_matmul,
+        combine_experts,
+    )
 }

@@ -21,8 +21,8 @@ from atb_dist.quant import QuantTensor, quantize
 
 def outcome(implementation: Implementation, case: Case) -> list[Tensor]:
     """What a call returns, or what it leaves in the arguments that it changes."""
-    args = deepcopy(case.args) if case.changed else case.args
-    result = implementation.run(*args, **case.options)
+    args, options = deepcopy((case.args, case.options))
+    result = implementation.run(*args, **options)
     return [args[i] for i in case.changed] if case.changed else [result]
 
 
@@ -122,6 +122,31 @@ def attention_call(
     return (torch.zeros(q), cache, cache, *integers)
 
 
+BAD["grouped_matmul"] = [
+    ((torch.ones(4, 8), torch.ones(2, 3, 9), torch.tensor([0, 1, 4])), {}, "inner sizes 9 ≠ 8"),
+    ((torch.ones(4, 8), torch.ones(2, 3, 8), torch.tensor([0, 4])), {}, "3 numbers rising"),
+    ((torch.ones(4, 8), torch.ones(2, 3, 8), torch.tensor([0, 3, 2])), {}, "from 0 to 4"),
+    (
+        (torch.ones(4, 8), [torch.ones(3, 8), torch.ones(2, 8)], torch.tensor([0, 1, 4])),
+        {},
+        "one shape",
+    ),
+    (
+        (torch.ones(4, 8), torch.ones(2, 3, 8), torch.tensor([0, 1, 2])),
+        {"rows": torch.tensor([0, 4])},
+        "rows 0 to 4 reach outside the 4",
+    ),
+    (
+        (torch.ones(4, 8), torch.ones(2, 3, 8), torch.tensor([0, 1, 4])),
+        {"out": torch.ones(4, 8)},
+        "must be .4, 3.",
+    ),
+]  # fmt: skip
+BAD["combine_experts"] = [
+    ((torch.ones(4, 8), torch.zeros(3).long(), torch.ones(4)), {"num_tokens": 2}, "don't fit"),
+    ((torch.ones(2, 8), torch.tensor([0, 2]), torch.ones(2)), {"num_tokens": 2}, "the 2 tokens"),
+]
+BAD["moe_route"] = [((torch.ones(4, 8),), {"top_k": k}, f"top_k={k}") for k in (0, 9)]
 BAD["paged_attention"] = [
     (attention_call(**call), {"scale": 1.0}, text)
     for call, text in (

@@ -55,4 +55,16 @@ ATB_INLINE float with_bias(const Linear& a, float total, int64_t n) {
   return total + load_one(static_cast<const fp16*>(a.bias) + n);
 }
 
+// Stores the sums of R rows of C columns.
+template <int R, int C>
+ATB_INLINE void store_tile(const Linear& a, int64_t m, int64_t n, const float* sums) {
+  for (int r = 0; r < R; ++r) {
+    float* y = a.y + (m + r) * a.y_stride + n;
+    for (int c = 0; c < C; ++c) {
+      const float total = with_bias(a, sums[r * C + c], n + c);
+      y[c] = a.add ? y[c] + total : total;
+    }
+  }
+}
+
 }  // namespace kernels::ATB_ISA

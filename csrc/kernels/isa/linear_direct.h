@@ -70,10 +70,7 @@ __attribute__((noinline)) static void direct_tile(const Linear& a, int64_t m, in
       add_leaf<R * C>(waiting, acc, a.leaves.joins[leaf]);
     }
   }
-  for (int r = 0; r < R; ++r) {
-    float* y = a.y + (m + r) * a.y_stride + n;
-    for (int c = 0; c < C; ++c) y[c] = with_bias(a, waiting.sums[0][r * C + c], n + c);
-  }
+  store_tile<R, C>(a, m, n, waiting.sums[0]);
 }
 
 // All rows beside C columns of W, R at a time, which fetch one share each of what comes next.

@@ -131,10 +131,7 @@ __attribute__((noinline)) static void quant_tile(const Linear& a, int64_t m, int
       add_scaled_leaf<R, C>(waiting, acc, a.leaves.joins[leaf], a, n);
     }
   }
-  for (int r = 0; r < R; ++r) {
-    float* y = a.y + (m + r) * a.y_stride + n;
-    for (int c = 0; c < C; ++c) y[c] = with_bias(a, waiting.sums[0][r * C + c], n + c);
-  }
+  store_tile<R, C>(a, m, n, waiting.sums[0]);
 }
 
 // Row n of W as fp32: times its scales where there are several.

@@ -1,4 +1,4 @@
-// Kernels that treat each row alone: norm, rope, swiglu, embedding, cache write.
+// Kernels that treat each row alone: norm, rope, swiglu, embedding, cache write, combine.
 #include <cmath>
 
 #include "simd.h"
@@ -66,6 +66,20 @@ void swiglu(const Swiglu& a, int64_t begin, int64_t end) {
       const Vec g = load_upto(gate + i, a.width - i);
       const Vec silu = div(g, add(set1(1.0f), exp(sub(zero(), g))));
       store_upto(y + i, a.width - i, mul(silu, load_upto(up + i, a.width - i)));
+    }
+  }
+}
+
+void combine(const Combine& a, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    for (int64_t i = 0; i < a.width; i += kLanes) {
+      const int64_t n = a.width - i;
+      Vec total = zero();
+      for (int64_t at = a.starts[row]; at < a.starts[row + 1]; ++at) {
+        const int64_t from = a.order[at];
+        total = fma(set1(a.scales[from]), load_upto(a.x + from * a.x_stride + i, n), total);
+      }
+      store_upto(a.y + row * a.width + i, n, total);
     }
   }
 }

@@ -6,9 +6,9 @@
 namespace kernels::ATB_ISA {
 
 const Kernels& table() {
-  static const Kernels kernels = {ATB_NAME(ATB_ISA), linear,   quantize_rows, int8_linear,
-                                  rms_norm,          rope,     swiglu,        embedding,
-                                  cache_write,       attention};
+  static const Kernels kernels = {ATB_NAME(ATB_ISA), linear,      quantize_rows, int8_linear,
+                                  rms_norm,          rope,        combine,       swiglu,
+                                  embedding,         cache_write, attention};
   return kernels;
 }
 
