@@ -25,7 +25,8 @@ struct Problem {
 
   void run(const std::vector<int64_t>& leaves, bool biased) {
     linear({x.get(), k, w.get(), k, DType::fp32, biased ? bias.get() : nullptr, DType::fp32,
-            y.get(), n, m, n, k, plan_leaves(leaves.data(), leaves.size(), k), nullptr, 0, 0, false});
+            y.get(), n, m, n, k, plan_leaves(leaves.data(), leaves.size(), k), nullptr, 0, 0,
+            false});
   }
 
   void check(bool biased) {
