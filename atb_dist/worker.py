@@ -55,7 +55,7 @@ def _serve(spec: dict[str, Any], rank: int) -> int:
     from atb_dist.errors import AtbDistError, ConfigError
 
     size = spec["size"]
-    info = RankInfo(rank, size, rank, size, 0, 1, spec["session"], "atb-dist")
+    info = RankInfo(rank, size, rank, size, 0, 1, spec["session"], "none")
     engine_config = EngineConfig(**spec["engine"])
     try:
         job = prepare(Path(spec["model"]), engine_config, size, rank)

@@ -51,6 +51,15 @@ def test_tp_in_a_plain_shell_starts_the_ranks(backend: str, alone: dict[str, Any
     assert (found["tp"], found["backend"]) == (2, backend)
 
 
+def test_addresses_left_over_from_another_job_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, alone: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    found = generate(*PROMPTS, "--tp", "2", "--backend", "gloo", "--timeout", "20")
+    assert found["outputs"] == alone["outputs"]
+
+
 def test_mpi_carries_the_model_too(alone: dict[str, Any]) -> None:
     found = generate(*PROMPTS, "--backend", "mpi", prefix=LAUNCHERS["mpiexec"](2))
     assert found["outputs"] == alone["outputs"]
