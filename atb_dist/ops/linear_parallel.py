@@ -33,14 +33,7 @@ def sequential(
 ) -> Tensor:
     """Multiply, then communicate."""
     _check(x, weight, kind, (bias, residual), chunks)
-    if kind == Kind.ALL_GATHER_LINEAR:
-        x = tp.stream.run(tp.data.all_gather, x.contiguous(), _row_counts(x, tp))
-    y = linear(x, weight, leaves=leaves)
-    if kind == Kind.LINEAR_ALL_REDUCE:
-        y = tp.stream.run(tp.data.all_reduce, y)
-    elif kind == Kind.LINEAR_REDUCE_SCATTER:
-        y = tp.stream.run(tp.data.reduce_scatter, y)
-    return _finish(y, tp, kind, bias, residual)
+    return _finish(_in_one_piece(x, weight, tp, kind, leaves), tp, kind, bias, residual)
 
 
 @register_op("linear_parallel", impl="chunked")
@@ -60,12 +53,26 @@ def chunked(
     if chunks is None:
         chunks = 2 if x.shape[0] * weight.shape[0] >= MIN_RESULTS and tp.size > 1 else 1
     if chunks == 1 or kind == Kind.PURE_LINEAR:
-        return sequential(x, weight, tp, kind=kind, bias=bias, residual=residual, leaves=leaves)
-    if kind == Kind.ALL_GATHER_LINEAR:
+        y = _in_one_piece(x, weight, tp, kind, leaves)
+    elif kind == Kind.ALL_GATHER_LINEAR:
         y = _gather_and_multiply(x, weight, tp, leaves=leaves, chunks=chunks)
     else:
         y = _multiply_and_sum(x, weight, tp, kind, leaves=leaves, chunks=chunks)
     return _finish(y, tp, kind, bias, residual)
+
+
+def _in_one_piece(
+    x: Tensor, weight: Tensor | QuantTensor, tp: TensorParallel, kind: Kind,
+    leaves: Sequence[int] | None,
+) -> Tensor:  # fmt: skip
+    if kind == Kind.ALL_GATHER_LINEAR:
+        x = tp.stream.run(tp.data.all_gather, x.contiguous(), _row_counts(x, tp))
+    y = linear(x, weight, leaves=leaves)
+    if kind == Kind.LINEAR_ALL_REDUCE:
+        y = tp.stream.run(tp.data.all_reduce, y)
+    elif kind == Kind.LINEAR_REDUCE_SCATTER:
+        y = tp.stream.run(tp.data.reduce_scatter, y)
+    return y
 
 
 def _multiply_and_sum(

@@ -21,6 +21,8 @@ constexpr int64_t kManyRows = 16;
 // Columns of W that pass by all rows of x before the next ones: they stay in the outer cache.
 constexpr int64_t kMaxColumns = 96;
 constexpr int64_t kPageBytes = 4096;
+// Of x that is copied at once.
+constexpr int64_t kMaxCopyBytes = 16 << 20;
 // Rows of one sequence whose attention is computed together; up to so many count as few.
 constexpr int64_t kQueryRows = 8;
 constexpr int64_t kFewQueries = 2;
@@ -100,7 +102,15 @@ void linear(const Linear& a) {
   check_groups(a);
   const bool rows_meet =
       a.x_stride * 4 % kPageBytes == 0 && a.w_stride * dtype_bytes(a.w_type) % kPageBytes == 0;
-  share_columns(a.m >= kManyRows && rows_meet ? with_spread_rows(a) : a);
+  if (a.m < kManyRows || !rows_meet) return share_columns(a);
+  const int64_t rows = std::max(kMaxCopyBytes / 4 / std::max<int64_t>(a.k, 1), kManyRows);
+  for (int64_t m = 0; m < a.m; m += rows) {
+    Linear part = a;
+    part.m = std::min(rows, a.m - m);
+    part.x += m * a.x_stride;
+    part.y += m * a.y_stride;
+    share_columns(with_spread_rows(part));
+  }
 }
 
 void grouped_linear(const Linear& a, const Groups& groups) {

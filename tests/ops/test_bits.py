@@ -80,6 +80,13 @@ def test_a_row_of_a_linear_is_the_same_in_any_batch(
         assert torch.equal(ops.linear(x, w[columns], bias[columns]), whole[:, columns])
 
 
+def test_rows_that_are_copied_in_parts_are_the_same() -> None:
+    x, w = noise(4200, 1024), noise(7, 1024)  # more than the 16 MB that are copied at once
+    whole = ops.linear(x, w)
+    for rows in (slice(0, 3), slice(4090, 4100), slice(4199, 4200)):
+        assert torch.equal(whole[rows], ops.linear(x[rows], w))
+
+
 @pytest.mark.parametrize(
     "options",
     [{}, {"group": 64}, {"bits": 4, "group": 32}, {"quantized_activations": True}],
