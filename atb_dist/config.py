@@ -27,6 +27,18 @@ def parse_dtype(name: str, *, flag: str) -> str:
     return DTYPES[name]
 
 
+def token_ids(value: Any, name: str) -> tuple[int, ...]:
+    """Return an id, a list of ids or null, as JSON files hold them, as a tuple.
+
+    Raises ConfigError that starts with name.
+    """
+    listed = [] if value is None else value if isinstance(value, list) else [value]
+    wrong = [v for v in listed if not isinstance(v, int) or isinstance(v, bool) or v < 0]
+    if wrong:
+        raise ConfigError(f"{name}={value!r} must be an id >= 0, a list of them, or null")
+    return tuple(listed)
+
+
 @dataclass
 class RopeScaling:
     """How rotary frequencies are stretched. kind: "default", "linear" or "llama3".

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from atb_dist.comm import RankInfo
 from atb_dist.config import EngineConfig, SamplingParams
 from atb_dist.engine.engine import Engine, Meter
-from atb_dist.engine.request import Output, check_request
-from atb_dist.engine.startup import Job, limits_of, prepare, start
+from atb_dist.engine.prompts import Prepared, Prompt, open_tokenizer, prepare_prompts
+from atb_dist.engine.request import Output
+from atb_dist.engine.startup import limits_of, prepare, start
 from atb_dist.engine.workers import Workers
 from atb_dist.errors import AtbDistError, ConfigError
-from atb_dist.tokenizer import Tokenizer, read_generation_config
+from atb_dist.tokenizer import read_generation_config
 from atb_dist.weights.hub import find_model
 
-Prompt = str | Sequence[int]
 T = TypeVar("T")
 
 
@@ -38,15 +39,6 @@ class Timing:
     compute_s: float
     comm_s: float
     exposed_comm_s: float
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A prompt that was checked: its text where there was one, its ids, how to continue it."""
-
-    text: str | None
-    ids: tuple[int, ...]
-    params: SamplingParams
 
 
 class LLM:
@@ -80,6 +72,7 @@ class LLM:
             self._workers = Workers(directory, asdict(engine), size, timeout_s=engine.timeout_s)
             rank = self._workers.rank_info
         self._broken: str | None = None
+        self._in_use = threading.Lock()
         try:
             started = start(self.job, engine, rank)
         except BaseException:
@@ -126,6 +119,21 @@ class LLM:
         character. An output that is yielded is extended later: copy what must not change.
         """
         self._refuse_if_broken()
+        if not self._in_use.acquire(blocking=False):
+            raise AtbDistError(
+                "another thread, or a stream that was not read to its end, uses this LLM; give "
+                "it all prompts in one call, or make an LLM for each"
+            )
+        try:
+            yield from self._stream(prompts, params)
+        finally:
+            self._in_use.release()
+
+    def _stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> Iterator[Output]:
         prepared = self._agree(prompts, params)
         begin, before = time.perf_counter(), self._snapshot()
         first_s = 0.0
@@ -255,46 +263,3 @@ class LLM:
             comm_s=busy - busy_was,
             exposed_comm_s=exposed - exposed_was,
         )
-
-
-def open_tokenizer(directory: Path) -> Tokenizer | None:
-    """Return the checkpoint's tokenizer; None when there is none, for prompts of token ids."""
-    if any((directory / name).exists() for name in ("tokenizer.json", "tokenizer.model")):
-        return Tokenizer.from_dir(directory)
-    return None
-
-
-def prepare_prompts(
-    job: Job,
-    tokenizer: Tokenizer | None,
-    prompts: Prompt | Sequence[Prompt],
-    params: SamplingParams | Sequence[SamplingParams],
-) -> list[Prepared]:
-    """Tokenise prompts and check them against the model's limits.
-
-    Raises ConfigError.
-    """
-    is_one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
-    every = cast(list[Prompt], [prompts] if is_one else list(prompts))
-    given = [params] * len(every) if isinstance(params, SamplingParams) else list(params)
-    if len(given) != len(every):
-        raise ConfigError(f"{len(every)} prompts came with {len(given)} SamplingParams")
-    prepared = []
-    for prompt, how in zip(every, given, strict=True):
-        text, ids = _encode(tokenizer, prompt)
-        check_request(
-            ids, how, vocab_size=job.config.vocab_size, max_model_len=job.max_model_len,
-            max_num_seqs=max(how.n, 1),
-        )  # fmt: skip
-        prepared.append(Prepared(text, tuple(ids), how))
-    return prepared
-
-
-def _encode(tokenizer: Tokenizer | None, prompt: Prompt) -> tuple[str | None, list[int]]:
-    if not isinstance(prompt, str):
-        return (None if tokenizer is None else tokenizer.decode(prompt)), list(prompt)
-    if not prompt:
-        raise ConfigError("the prompt is empty; give at least one character")
-    if tokenizer is None:
-        raise ConfigError("the checkpoint has no tokenizer.json; give prompts as token ids")
-    return prompt, tokenizer.encode(prompt)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from atb_dist.config import token_ids
 from atb_dist.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -129,26 +130,35 @@ def _read_settings(file: Path) -> dict[str, Any]:
         settings = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} can't be read: {error}") from error
-    return settings if isinstance(settings, dict) else {}
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{file} holds a {type(settings).__name__}, not an object")
+    return settings
 
 
 def read_generation_config(directory: str | Path) -> dict[str, Any]:
     """Return generation_config.json's defaults, in the names of SamplingParams.
 
     eos_ids: tuple of ids, only if it names any. Without do_sample transformers decodes greedily,
-    whatever the temperature; so does this.
+    whatever the temperature; so does this. Raises ConfigError for values of the wrong kind.
     """
     found = _read_settings(Path(directory) / "generation_config.json")
     defaults: dict[str, Any] = {}
-    eos = found.get("eos_token_id")
-    if eos is not None:
-        defaults["eos_ids"] = (eos,) if isinstance(eos, int) else tuple(eos)
+    eos = token_ids(found.get("eos_token_id"), "generation_config.json: eos_token_id")
+    if eos:
+        defaults["eos_ids"] = eos
     if found.get("repetition_penalty") is not None:
-        defaults["repetition_penalty"] = float(found["repetition_penalty"])
+        defaults["repetition_penalty"] = _number(found, "repetition_penalty", 1.0)
     if not found.get("do_sample", False):
         return defaults
-    defaults["temperature"] = float(found.get("temperature") or 1.0)
-    for name, kind, otherwise in (("top_k", int, 50), ("top_p", float, 1.0), ("min_p", float, 0.0)):
-        value = found.get(name)
-        defaults[name] = kind(otherwise if value is None else value)
+    defaults["temperature"] = _number(found, "temperature", 1.0)
+    defaults["top_k"] = int(_number(found, "top_k", 50))
+    defaults["top_p"] = _number(found, "top_p", 1.0)
+    defaults["min_p"] = _number(found, "min_p", 0.0)
     return defaults
+
+
+def _number(found: dict[str, Any], key: str, otherwise: float) -> float:
+    value = otherwise if found.get(key) is None else found[key]
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ConfigError(f"generation_config.json: {key}={value!r} must be a number")
+    return float(value)

@@ -32,7 +32,8 @@ def run(args: argparse.Namespace) -> int:
     """Talk until the input ends. Under a launcher rank 0 reads and prints."""
     options = engine_options(args)
     params = check_before_loading(args, [])
-    from atb_dist.llm import LLM, open_tokenizer
+    from atb_dist.engine.prompts import open_tokenizer
+    from atb_dist.llm import LLM
     from atb_dist.weights.hub import find_model
 
     messages = [{"role": "system", "content": args.system}] if args.system else []

@@ -80,8 +80,8 @@ def check_before_loading(
     Raises ConfigError or ShardingError.
     """
     from atb_dist.comm import RankInfo
+    from atb_dist.engine.prompts import open_tokenizer, prepare_prompts
     from atb_dist.engine.startup import prepare
-    from atb_dist.llm import open_tokenizer, prepare_prompts
     from atb_dist.tokenizer import read_generation_config
     from atb_dist.weights.hub import find_model
 

@@ -35,6 +35,7 @@ def read_model(path: str | Path) -> tuple[Family, ModelConfig]:
 def family_of(hf: dict[str, Any]) -> Family:
     """Return the family that a config.json names, by architecture, else by model_type."""
     named = hf.get("architectures") or []
+    named = [named] if isinstance(named, str) else [str(each) for each in named]
     for family in FAMILIES.values():
         if any(name in family.architectures for name in named):
             return family

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from atb_dist.config import ModelConfig, RopeScaling, parse_dtype
+from atb_dist.config import ModelConfig, RopeScaling, parse_dtype, token_ids
 from atb_dist.errors import ConfigError
 from atb_dist.weights.rules import Cut, Family, Piece, Row, Unit
 
 ROPE_KINDS = ("default", "linear", "llama3")
 LAYER = "model.layers.{i}."
+MAX_SIZE = 1 << 24  # no dimension of a real model is larger; a plan of more would fill the memory
+MAX_LAYERS = 1 << 12
 
 
 def llama_rows(c: ModelConfig) -> list[Row]:
@@ -85,13 +87,16 @@ def config_from_hf(hf: dict[str, Any]) -> ModelConfig:
     head_dim = _integer(hf, "head_dim", default=hidden // heads)
     if head_dim % 2:
         raise ConfigError(f"config.json: head_dim={head_dim} is odd; rotary embedding needs pairs")
+    layers = _integer(hf, "num_hidden_layers")
+    if layers > MAX_LAYERS:
+        raise ConfigError(f"config.json: num_hidden_layers={layers} exceeds {MAX_LAYERS}")
     _refuse_unknown_traits(hf)
     theta, scaling = _rope(hf)
     attention_bias = bool(hf.get("attention_bias", False))
     return ModelConfig(
         model_type=str(hf.get("model_type", "llama")),
         hidden_size=hidden,
-        num_layers=_integer(hf, "num_hidden_layers"),
+        num_layers=layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
@@ -106,8 +111,8 @@ def config_from_hf(hf: dict[str, Any]) -> ModelConfig:
         o_bias=attention_bias,
         mlp_bias=bool(hf.get("mlp_bias", False)),
         dtype=_dtype(hf),
-        bos_token_id=hf.get("bos_token_id"),
-        eos_token_ids=token_ids(hf.get("eos_token_id")),
+        bos_token_id=_bos(hf),
+        eos_token_ids=token_ids(hf.get("eos_token_id"), "config.json: eos_token_id"),
     )
 
 
@@ -115,11 +120,9 @@ LLAMA = Family("llama", ("LlamaForCausalLM",), config_from_hf, llama_rows)
 MISTRAL = Family("mistral", ("MistralForCausalLM",), config_from_hf, llama_rows)
 
 
-def token_ids(value: Any) -> tuple[int, ...]:
-    """Return an id, a list of ids or null as a tuple."""
-    if value is None:
-        return ()
-    return (int(value),) if isinstance(value, int) else tuple(int(each) for each in value)
+def _bos(hf: dict[str, Any]) -> int | None:
+    ids = token_ids(hf.get("bos_token_id"), "config.json: bos_token_id")
+    return ids[0] if ids else None
 
 
 def _integer(hf: dict[str, Any], key: str, *, default: int | None = None) -> int:
@@ -128,8 +131,8 @@ def _integer(hf: dict[str, Any], key: str, *, default: int | None = None) -> int
         value = default
     if value is None:
         raise ConfigError(f"config.json has no {key}; is it the config of a whole model?")
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"config.json: {key}={value!r} must be an integer >= 1")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_SIZE:
+        raise ConfigError(f"config.json: {key}={value!r} must be an integer from 1 to {MAX_SIZE}")
     return value
 
 
@@ -144,7 +147,8 @@ def _number(values: dict[str, Any], key: str, *, default: float | None = None) -
 
 def _refuse_unknown_traits(hf: dict[str, Any]) -> None:
     if hf.get("quantization_config") is not None:
-        method = hf["quantization_config"].get("quant_method", "unnamed")
+        found = hf["quantization_config"]
+        method = found.get("quant_method", "unnamed") if isinstance(found, dict) else found
         raise ConfigError(f"the checkpoint is quantised ({method}); use one in fp32, bf16 or fp16")
     if hf.get("hidden_act", "silu") != "silu":
         raise ConfigError(f"config.json: hidden_act={hf['hidden_act']!r} is not known; use silu")
@@ -159,7 +163,10 @@ def _max_position(hf: dict[str, Any]) -> int:
 
 def _rope(hf: dict[str, Any]) -> tuple[float, RopeScaling]:
     """Return base and scaling from rope_parameters (5.x) or rope_theta, rope_scaling (4.x)."""
-    rope: dict[str, Any] = dict(hf.get("rope_parameters") or hf.get("rope_scaling") or {})
+    found = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    if not isinstance(found, dict):
+        raise ConfigError(f"config.json: rope parameters {found!r} must be an object")
+    rope: dict[str, Any] = found
     theta = _number(rope, "rope_theta", default=_number(hf, "rope_theta", default=10000.0))
     kind = str(rope.get("rope_type", rope.get("type", "default")))
     if kind not in ROPE_KINDS:

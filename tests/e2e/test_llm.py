@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +48,24 @@ def test_a_stream_grows_and_may_be_left(llm: LLM) -> None:
         if len(output.token_ids) > 2:
             break
     assert llm.generate("ROMEO.", GREEDY)[0].text == texts[-1], "the next call is clean"
+
+
+def test_a_second_thread_is_refused_and_does_no_harm(llm: LLM) -> None:
+    said: list[str] = []
+    for _output in llm.stream("ROMEO.", GREEDY):
+
+        def other() -> None:
+            try:
+                llm.generate("To be", GREEDY)
+            except AtbDistError as error:
+                said.append(str(error))
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    assert len(said) == 12
+    assert "another thread" in said[0]
+    assert len(llm.generate("ROMEO.", GREEDY)[0].token_ids) == 12
 
 
 def test_a_refused_prompt_leaves_the_others_unstarted_and_the_object_usable(llm: LLM) -> None:

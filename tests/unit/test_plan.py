@@ -198,6 +198,10 @@ def test_mistral_window_limits_the_length(tmp_path: Path) -> None:
         ({"rope_scaling": {"type": "linear"}}, "factor=None"),
         ({"quantization_config": {"quant_method": "awq"}}, r"quantised \(awq\)"),
         ({"dtype": "float8"}, "float8 is not a known type"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000"),
+        ({"rope_parameters": 5}, "rope parameters 5 must be an object"),
+        ({"eos_token_id": "</s>"}, "eos_token_id='</s>' must be an id"),
+        ({"architectures": "GPT2LMHeadModel"}, "architectures GPT2LMHeadModel"),
     ],
 )
 def test_a_config_that_would_go_wrong_is_refused_by_name(

@@ -109,3 +109,20 @@ def test_a_model_without_a_chat_template_is_refused() -> None:
 def test_generation_config(tmp_path: Path, written: object, read: object) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps(written))
     assert read_generation_config(tmp_path) == read
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ([1], "holds a list, not an object"),
+        ({"eos_token_id": "x"}, "eos_token_id='x' must be an id"),
+        ({"eos_token_id": [2, None]}, r"eos_token_id=\[2, None\] must be an id"),
+        ({"do_sample": True, "top_p": "a"}, "top_p='a' must be a number"),
+    ],
+)
+def test_a_generation_config_that_makes_no_sense_is_named(
+    tmp_path: Path, written: object, told: str
+) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(written))
+    with pytest.raises(ConfigError, match=told):
+        read_generation_config(tmp_path)
