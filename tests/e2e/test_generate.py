@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import struct
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,25 @@ def test_tp_in_a_plain_shell_starts_the_ranks(backend: str, alone: dict[str, Any
     found = generate(*PROMPTS, "--tp", "2", "--backend", backend)
     assert found["outputs"] == alone["outputs"]
     assert (found["tp"], found["backend"]) == (2, backend)
+
+
+def test_ranks_of_two_nodes_talk_over_gloo(alone: dict[str, Any]) -> None:
+    """Two launchers on this host stand for two hosts."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    flags = ["generate", "--model", str(BARD), "--json", *PROMPTS]
+
+    def node(number: int) -> list[str]:
+        place = ["--nodes", "2", "--node-rank", str(number), "--rendezvous", f"127.0.0.1:{port}"]
+        return [*ATB_DIST, "launch", "--quiet", "-n", "1", *place, "--", *ATB_DIST, *flags]
+
+    with subprocess.Popen(node(1), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as other:
+        done = run(*node(0))
+        said = other.communicate(timeout=60)
+    assert done.returncode == other.returncode == 0, (done.stderr, said)
+    found = json.loads(done.stdout)
+    assert found["outputs"] == alone["outputs"]
+    assert (found["tp"], found["backend"]) == (2, "gloo")
 
 
 def test_addresses_left_over_from_another_job_are_not_used(
