@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -47,7 +47,8 @@ def embedding(ids: Tensor, weight: Tensor, *, first_id: int = 0) -> Tensor:
 
     Rows of ids that other ranks hold are zero: the sum over ranks is the embedding.
     """
-    return cast(Tensor, _embedding(ids, weight, first_id=first_id))
+    result: Tensor = _embedding(ids, weight, first_id=first_id)
+    return result
 
 
 def linear(
@@ -64,12 +65,14 @@ def linear(
     holds a subtree of a row-parallel weight's leaves adds the same numbers in the same order as
     one rank that holds all. With leaves the result is fp32.
     """
-    return cast(Tensor, _linear(x, weight, bias, leaves=leaves))
+    result: Tensor = _linear(x, weight, bias, leaves=leaves)
+    return result
 
 
 def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
     """Scale each row of x [T, D] to a root mean square of one, times weight [D]."""
-    return cast(Tensor, _rms_norm(x, weight, eps=eps))
+    result: Tensor = _rms_norm(x, weight, eps=eps)
+    return result
 
 
 def rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
@@ -82,7 +85,8 @@ def rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """Return silu(gate) · up for gate_up [T, 2F], gate first → [T, F]."""
-    return cast(Tensor, _swiglu(gate_up))
+    result: Tensor = _swiglu(gate_up)
+    return result
 
 
 def reshape_and_cache(
@@ -112,12 +116,10 @@ def paged_attention(  # noqa: PLR0917
     block_tables [S, W]. H/K neighbouring query heads share a KV head. The bits of a row depend
     neither on the batch nor on how the prompt was cut into chunks.
     """
-    return cast(
-        Tensor,
-        _paged_attention(
-            q, k_cache, v_cache, block_tables, query_starts, context_lens, scale=scale
-        ),
+    result: Tensor = _paged_attention(
+        q, k_cache, v_cache, block_tables, query_starts, context_lens, scale=scale
     )
+    return result
 
 
 def moe_route(
@@ -129,8 +131,10 @@ def moe_route(
     group_starts [G+1]: where each expert's begin. scales [T·k]: softmax of the expert over all G,
     divided by the sum over the chosen ones if renormalize. Ties go to the lowest expert.
     """
-    routing = _moe_route(logits, top_k=top_k, renormalize=renormalize)
-    return cast(tuple[Tensor, Tensor, Tensor], routing)
+    routing: tuple[Tensor, Tensor, Tensor] = _moe_route(
+        logits, top_k=top_k, renormalize=renormalize
+    )
+    return routing
 
 
 def grouped_matmul(
@@ -152,7 +156,8 @@ def grouped_matmul(
     leaves        as in linear
     """
     options = {"rows": rows, "out": out, "leaves": leaves}
-    return cast(Tensor, _grouped_matmul(x, weights, group_starts, **options))
+    result: Tensor = _grouped_matmul(x, weights, group_starts, **options)
+    return result
 
 
 def combine_experts(x: Tensor, rows: Tensor, scales: Tensor, *, num_tokens: int) -> Tensor:
@@ -160,7 +165,8 @@ def combine_experts(x: Tensor, rows: Tensor, scales: Tensor, *, num_tokens: int)
 
     x [R, D], rows [R] int64, scales [R] fp32; terms are added in order of r.
     """
-    return cast(Tensor, _combine_experts(x, rows, scales, num_tokens=num_tokens))
+    result: Tensor = _combine_experts(x, rows, scales, num_tokens=num_tokens)
+    return result
 
 
 def linear_parallel(
@@ -185,9 +191,7 @@ def linear_parallel(
     [T, O] for LINEAR_REDUCE_SCATTER too. chunks: None chooses by size, 1 switches overlap off.
     It does not change the bits.
     """
-    return cast(
-        Tensor,
-        _linear_parallel(
-            x, weight, tp, kind=kind, bias=bias, residual=residual, leaves=leaves, chunks=chunks
-        ),
+    result: Tensor = _linear_parallel(
+        x, weight, tp, kind=kind, bias=bias, residual=residual, leaves=leaves, chunks=chunks
     )
+    return result

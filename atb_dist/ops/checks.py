@@ -14,10 +14,11 @@ from atb_dist.quant import QuantTensor
 
 def check_linear(x: Tensor, weight: Tensor | QuantTensor, bias: Tensor | None) -> None:
     """x [T, I], weight [O, I], bias [O]."""
-    if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1]:
+    shape, weight_shape = x.shape, weight.shape
+    if len(shape) != 2 or len(weight_shape) != 2 or shape[1] != weight_shape[1]:
         raise ValueError(
-            f"linear: weight {list(weight.shape)} doesn't fit x {list(x.shape)}: "
-            f"inner sizes {weight.shape[-1]} ≠ {x.shape[-1]}"
+            f"linear: weight {list(weight_shape)} doesn't fit x {list(shape)}: "
+            f"inner sizes {weight_shape[-1]} ≠ {shape[-1]}"
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(

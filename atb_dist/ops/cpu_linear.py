@@ -118,11 +118,14 @@ def _takes_linear(
     *,
     leaves: Sequence[int] | None = None,
 ) -> bool:
-    return (
+    return (  # written out: the most frequent call of a model
         isinstance(weight, Tensor)
         and weight.dtype in DTYPES
         and weight.stride(-1) == 1
-        and _takes_rest(x, bias, leaves)
+        and x.dtype == torch.float32
+        and x.stride(-1) == 1
+        and (bias is None or (bias.dtype in DTYPES and bias.is_contiguous()))
+        and (leaves is None or len(leaves) <= MAX_BORDERS)
     )
 
 

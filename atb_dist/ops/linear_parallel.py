@@ -65,6 +65,8 @@ def _in_one_piece(
     x: Tensor, weight: Tensor | QuantTensor, tp: TensorParallel, kind: Kind,
     leaves: Sequence[int] | None,
 ) -> Tensor:  # fmt: skip
+    if tp.size == 1:
+        return linear(x, weight, leaves=leaves)
     if kind == Kind.ALL_GATHER_LINEAR:
         x = tp.stream.run(tp.data.all_gather, x.contiguous(), _row_counts(x, tp))
     y = linear(x, weight, leaves=leaves)
@@ -144,21 +146,22 @@ def _check(
 ) -> None:
     """Refuse before communication starts what cannot work. added: bias and residual."""
     op, (bias, residual) = "linear_parallel", added
-    if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1]:
+    shape, weight_shape = x.shape, weight.shape
+    if len(shape) != 2 or len(weight_shape) != 2 or shape[1] != weight_shape[1]:
         raise ValueError(
-            f"{op}: weight {list(weight.shape)} doesn't fit x {list(x.shape)}: "
-            f"inner sizes {weight.shape[-1]} ≠ {x.shape[-1]}"
+            f"{op}: weight {list(weight_shape)} doesn't fit x {list(shape)}: "
+            f"inner sizes {weight_shape[-1]} ≠ {shape[-1]}"
         )
     if kind not in KINDS:
         raise ValueError(f"{op}: kind {kind!r} is none of {', '.join(KINDS)}")
     if chunks is not None and chunks < 1:
         raise ValueError(f"{op}: chunks={chunks} must be at least 1")
-    features = weight.shape[0]
+    features = weight_shape[0]
     if bias is not None and bias.shape != (features,):
         raise ValueError(f"{op}: bias {list(bias.shape)} doesn't fit: it needs [{features}]")
     if residual is not None:
         # After an all-gather the rows are known to the communicator only.
-        rows = residual.shape[0] if kind == Kind.ALL_GATHER_LINEAR else x.shape[0]
+        rows = residual.shape[0] if kind == Kind.ALL_GATHER_LINEAR else shape[0]
         if residual.shape != (rows, features):
             raise ValueError(
                 f"{op}: residual {list(residual.shape)} doesn't fit: it needs [{rows}, {features}]"

@@ -48,17 +48,18 @@ class Op:
         self.name = name
         self.signature: inspect.Signature | None = None
         self.implementations: list[Implementation] = []
-        self._ranked: dict[str, list[Implementation]] = {}
+        # Called for every operator of every layer, with cold caches: as few look-ups as possible.
+        self._served: dict[str, list[tuple[Callable[..., bool] | None, Callable[..., Any]]]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         device = args[0].device.type
-        ranked = self._ranked.get(device)
-        if ranked is None:
-            ranked = self._ranked[device] = self.ranked(device)
-        for candidate in ranked:
-            if candidate.when is None or candidate.when(*args, **kwargs):
-                return candidate.run(*args, **kwargs)
-        names = ", ".join(c.name for c in ranked) or "none"
+        served = self._served.get(device)
+        if served is None:
+            served = self._served[device] = [(i.when, i.run) for i in self.ranked(device)]
+        for when, run in served:
+            if when is None or when(*args, **kwargs):
+                return run(*args, **kwargs)
+        names = ", ".join(i.name for i in self.ranked(device)) or "none"
         raise ValueError(
             f"{self.name}: no implementation takes these arguments on {device} (tried {names}); "
             f"{VARIABLE} must leave {REFERENCE} to take them"
@@ -77,7 +78,7 @@ class Op:
         if any(i.name == implementation.name for i in self.implementations):
             raise ConfigError(f"{self.name} already has an implementation {implementation.name!r}")
         self.implementations.insert(0, implementation)
-        self._ranked.clear()
+        self._served.clear()
 
     def ranked(self, device: str) -> list[Implementation]:
         """Return what may serve a device, best first: the latest registered, reference last."""
@@ -88,7 +89,7 @@ class Op:
 
     def forget_choices(self) -> None:
         """Choose again at the next call."""
-        self._ranked.clear()
+        self._served.clear()
 
 
 _ops: dict[str, Op] = {}
