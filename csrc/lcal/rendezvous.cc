@@ -235,6 +235,7 @@ Meeting host(const std::string& session, int size, size_t half_bytes, double tim
   Descriptor listener = listen_on(session, size);
   auto [alive, own_end] = make_liveness();
   Segment segment = Segment::create(size, half_bytes);
+  segment.reserve_halves(0);
   std::vector<Guest> guests(size);
   for (std::string missing; !(missing = missing_ranks(guests)).empty();) {
     std::string trouble;
@@ -321,6 +322,7 @@ Meeting visit(const std::string& session, int rank, int size, size_t half_bytes,
                   std::vector<int>(size, -1),
                   {},
                   own_end.release()};
+  meeting.segment.reserve_halves(rank);
   meeting.pids.assign(welcome.pids, welcome.pids + size);
   for (int r = 0; r < size; ++r) {
     if (r != rank) meeting.alive[r] = handed[r + 1].release();

@@ -65,7 +65,7 @@ Segment::~Segment() {
 Segment Segment::create(int ranks, size_t half_bytes) {
   const int descriptor = memfd_create("atb_dist.lcal", MFD_CLOEXEC);
   if (descriptor < 0) out_of_memory(total_bytes(ranks, half_bytes), errno);
-  const size_t reserved = mailboxes_offset(ranks, half_bytes);
+  const size_t reserved = halves_offset();
   int error = 0;
   if (ftruncate(descriptor, static_cast<off_t>(total_bytes(ranks, half_bytes))) != 0) {
     error = errno;
@@ -103,6 +103,14 @@ unsigned char* Segment::half(int rank, int which) const {
 size_t Segment::mailbox_offset(int from, int to) const {
   return mailboxes_offset(ranks_, half_bytes_) +
          (static_cast<size_t>(from) * ranks_ + to) * pages(sizeof(Mailbox));
+}
+
+void Segment::reserve_halves(int rank) const {
+  const size_t offset = halves_offset() + 2 * static_cast<size_t>(rank) * half_bytes_;
+  if (fallocate(descriptor_, 0, static_cast<off_t>(offset), static_cast<off_t>(2 * half_bytes_)) !=
+      0) {
+    out_of_memory(2 * half_bytes_, errno);
+  }
 }
 
 Mailbox& Segment::mailbox(int from, int to) const {

@@ -62,8 +62,7 @@ struct Header {
 
 class Segment {
  public:
-  // Create the memory and reserve all of it but the mailboxes. Throws SetupError when the host
-  // cannot give that much.
+  // Create the memory and reserve the header. Throws SetupError when the host can't give it.
   static Segment create(int ranks, size_t half_bytes);
   // Map what another rank created. Throws SetupError when it is not what the nonce says.
   static Segment map(int descriptor, int ranks, size_t half_bytes, uint64_t nonce);
@@ -74,6 +73,9 @@ class Segment {
   Header& header() const { return *static_cast<Header*>(base_); }
   unsigned char* half(int rank, int which) const;
   Mailbox& mailbox(int from, int to) const;
+  // Back this rank's halves with memory, from the NUMA node this rank runs on. Throws SetupError
+  // when there is none left: now, instead of SIGBUS at the first touch.
+  void reserve_halves(int rank) const;
   // Back a mailbox with memory. Throws SetupError when there is none left.
   void reserve_mailbox(int from, int to) const;
   size_t half_bytes() const { return half_bytes_; }
