@@ -27,7 +27,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     decode.add_argument("--keep", type=Path, metavar="DIR", help="keep the random model there")
     decode.add_argument("--json", action="store_true")
     decode.set_defaults(measure=_decode)
+    _add_matmul(benches.add_parser("matmul", help="linear for every type of weight beside torch"))
     _add_all_reduce(benches.add_parser("all-reduce", help="lcal beside gloo and MPI"))
+
+
+def _add_matmul(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--shapes", default="5632x1024,1024x2816,4096x4096", help="outputs x inputs"
+    )
+    parser.add_argument("--rows", default="1,8,512", help="rows of x, comma-separated")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=0.3, help="for each line")
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(measure=_matmul)
 
 
 def _add_all_reduce(parser: argparse.ArgumentParser) -> None:
@@ -86,4 +98,26 @@ def _all_reduce(args: argparse.Namespace) -> int:
         )
     )  # fmt: skip
     print(json.dumps(result) if args.json else all_reduce.table(result))
+    return 0
+
+
+def _matmul(args: argparse.Namespace) -> int:
+    try:
+        pairs = [[int(n) for n in shape.split("x")] for shape in args.shapes.split(",")]
+        shapes = [(outputs, features) for outputs, features in pairs]
+        rows = [int(n) for n in args.rows.split(",")]
+    except ValueError:
+        raise ConfigError(
+            f"--shapes {args.shapes} or --rows {args.rows} is not understood; "
+            "use e.g. --shapes 4096x4096,1024x2816 --rows 1,512"
+        ) from None
+    if min(args.threads, *rows, *(n for shape in shapes for n in shape)) < 1:
+        raise ConfigError("--shapes, --rows and --threads must be at least 1")
+    from atb_dist.bench import matmul
+
+    found = matmul.run(shapes, rows, threads=args.threads, seconds=args.seconds)
+    if args.json:
+        print(json.dumps(matmul.as_json(found)))
+    else:
+        print(matmul.as_table(found, threads=args.threads))
     return 0

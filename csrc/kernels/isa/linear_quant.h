@@ -9,6 +9,10 @@
 namespace kernels::ATB_ISA {
 
 constexpr int64_t kNibbleRun = 32;  // features that sixteen bytes of int4 hold
+// Rows from which widening into memory pays: with AVX-512 it is fast enough in registers for more.
+constexpr int64_t kWidenQuantRows = kTileRows >= 4 ? 48 : kWidenRows;
+// Columns that all rows use before the next ones.
+constexpr int64_t kQuantColumns = 24;
 
 // One vector of features against eight-bit weights; Whole: all its lanes are features.
 template <int R, int C, bool Grouped, bool Whole>
@@ -171,7 +175,7 @@ static void quant_rows(const Linear& a, int64_t m, int64_t n0, int64_t n1) {
 
 template <DType Type>
 static void linear_quant(const Linear& a, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
-  if (m1 - m0 >= kWidenRows) {
+  if (m1 - m0 >= kWidenQuantRows) {
     const int64_t block = row_block(a);
     for (int64_t m = m0; m < m1; m += block) {
       widened_columns(a, m, min_of(m + block, m1), n0, n1,
@@ -179,10 +183,14 @@ static void linear_quant(const Linear& a, int64_t m0, int64_t m1, int64_t n0, in
     }
     return;
   }
-  int64_t m = m0;
-  for (; m + kTileRows <= m1; m += kTileRows) quant_rows<kTileRows, Type>(a, m, n0, n1);
-  for (; m + 2 <= m1; m += 2) quant_rows<2, Type>(a, m, n0, n1);
-  if (m < m1) quant_rows<1, Type>(a, m, n0, n1);
+  for (int64_t n = n0; n < n1;
+       n += kQuantColumns) {
+    const int64_t end = min_of(n + kQuantColumns, n1);
+    int64_t m = m0;
+    for (; m + kTileRows <= m1; m += kTileRows) quant_rows<kTileRows, Type>(a, m, n, end);
+    for (; m + 2 <= m1; m += 2) quant_rows<2, Type>(a, m, n, end);
+    if (m < m1) quant_rows<1, Type>(a, m, n, end);
+  }
 }
 
 }  // namespace kernels::ATB_ISA
