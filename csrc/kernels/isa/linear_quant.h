@@ -183,8 +183,7 @@ static void linear_quant(const Linear& a, int64_t m0, int64_t m1, int64_t n0, in
     }
     return;
   }
-  for (int64_t n = n0; n < n1;
-       n += kQuantColumns) {
+  for (int64_t n = n0; n < n1; n += kQuantColumns) {
     const int64_t end = min_of(n + kQuantColumns, n1);
     int64_t m = m0;
     for (; m + kTileRows <= m1; m += kTileRows) quant_rows<kTileRows, Type>(a, m, n, end);
