@@ -59,14 +59,17 @@ def _serve(spec: dict[str, Any], rank: int) -> int:
     engine_config = EngineConfig(**spec["engine"])
     try:
         job = prepare(Path(spec["model"]), engine_config, size, rank)
-        _tell(f"ready {rank} {os.getpid()}")
+    except ConfigError as error:
+        sys.stderr.write(f"atb_dist: rank {rank} (pid {os.getpid()}): {error}\n")
+        return 1
+    _tell(f"ready {rank} {os.getpid()}")
+    try:
         started = start(job, engine_config, info)
         limits = limits_of(job, engine_config)
         Engine(started.decoder, started.cache, started.tp, limits).follow()
         started.tp.close()
-    except (AtbDistError, ConfigError) as error:
-        sys.stderr.write(f"atb_dist: rank {rank} (pid {os.getpid()}): {error}\n")
-        return 1
+    except (AtbDistError, ConfigError):
+        return 1  # rank 0, which shows errors, has met the same one or was told of it
     return 0
 
 
