@@ -26,6 +26,8 @@ enum class Kind : uint8_t {
   connect,
 };
 
+inline bool is_message(Kind kind) { return kind == Kind::send || kind == Kind::recv; }
+
 inline size_t item_bytes(DType type) {
   switch (type) {
     case DType::f64:

@@ -169,7 +169,7 @@ void Comm::check_while_waiting(int peer, const Call& call, double waited_s) {
   std::vector<pollfd> watched;
   std::vector<int> ranks;
   for (int r = 0; r < size_; ++r) {
-    if (alive_[r] < 0) continue;
+    if (alive_[r] < 0 || (is_message(call.kind) && r != peer)) continue;
     watched.push_back({alive_[r], POLLIN, 0});
     ranks.push_back(r);
   }
