@@ -13,11 +13,19 @@ REDUCE_OPS = ("sum", "max", "min", "prod")
 
 def check_tensor(verb: str, x: Tensor) -> None:
     """Refuse what has no plain run of memory."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{verb}: {type(x).__name__} is not a tensor; pass torch.tensor(...)")
     if not x.is_contiguous():
         raise ValueError(
             f"{verb}: tensor {list(x.shape)} with strides {list(x.stride())} is not contiguous; "
             "pass x.contiguous()"
         )
+
+
+def check_on_host(verb: str, x: Tensor) -> None:
+    """Refuse a tensor that lies elsewhere than in this host's memory."""
+    if isinstance(x, Tensor) and x.device.type != "cpu":
+        raise ValueError(f"{verb}: lcal moves tensors of the CPU, this one is on {x.device}")
 
 
 def check_rows(verb: str, x: Tensor) -> None:

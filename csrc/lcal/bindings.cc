@@ -4,6 +4,7 @@
 
 #include "comm.h"
 #include "error.h"
+#include "fast_call.h"
 
 namespace py = pybind11;
 
@@ -23,7 +24,7 @@ void check_signals() {
 }
 
 std::unique_ptr<Comm> open_comm(const std::string& session, int rank, int size, size_t half_bytes,
-                                double timeout_s) {
+                                double timeout_s, const std::vector<int>& labels) {
   lcal::Options options;
   options.session = session;
   options.rank = rank;
@@ -31,12 +32,51 @@ std::unique_ptr<Comm> open_comm(const std::string& session, int rank, int size, 
   options.half_bytes = half_bytes;
   options.timeout_s = timeout_s;
   options.interrupt = check_signals;
+  options.labels = labels;
   py::gil_scoped_release release;
   return std::make_unique<Comm>(options);
 }
 
+// This rank's part of a block in the segment, as a buffer; given back when Python drops it.
+struct Block {
+  py::object owner;  // keeps the segment mapped
+  Comm* comm;
+  uint64_t place;
+  size_t bytes;
+  Block(py::object owner, Comm* comm, uint64_t place, size_t bytes)
+      : owner(std::move(owner)), comm(comm), place(place), bytes(bytes) {}
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+  ~Block() { comm->release(place); }
+};
+
+std::unique_ptr<Block> empty(const py::object& owner, size_t bytes) {
+  Comm* comm = owner.cast<Comm*>();
+  uint64_t place;
+  {
+    py::gil_scoped_release release;
+    place = comm->empty(bytes);
+  }
+  return std::make_unique<Block>(owner, comm, place, bytes);
+}
+
+py::buffer_info buffer_of(const Block& block) {
+  return py::buffer_info(block.comm->own_block(block.place), 1, "B", 1, {block.bytes}, {1});
+}
+
+void choose(Comm& comm, size_t one_shot_bytes, size_t piece_bytes) {
+  comm.choose({one_shot_bytes, piece_bytes});
+}
+
+py::tuple choice(const Comm& comm) {
+  return py::make_tuple(comm.choice().one_shot_bytes, comm.choice().piece_bytes);
+}
+
 void all_reduce(Comm& comm, uint64_t x, size_t count, int dtype, int op) {
   comm.all_reduce(pointer(x), count, static_cast<DType>(dtype), static_cast<Op>(op));
+}
+void all_reduce_int8(Comm& comm, uint64_t x, size_t count, int dtype) {
+  comm.all_reduce_int8(pointer(x), count, static_cast<DType>(dtype));
 }
 void reduce(Comm& comm, uint64_t x, size_t count, int dtype, int op, int dst) {
   comm.reduce(pointer(x), count, static_cast<DType>(dtype), static_cast<Op>(op), dst);
@@ -83,19 +123,14 @@ std::vector<py::bytes> all_gather_object(Comm& comm, const py::bytes& value) {
   return std::vector<py::bytes>(results.begin(), results.end());
 }
 
-void raise(const char* name, const std::exception& error) {
-  const py::object type = py::module_::import("atb_dist.errors").attr(name);
-  py::set_error(type, error.what());
-}
-
 // The package's own errors, without a layer of Python that every call would pay for.
 void translate(std::exception_ptr thrown) {
   try {
     if (thrown) std::rethrow_exception(thrown);
-  } catch (const lcal::PeerFailure& error) {
-    raise("PeerFailure", error);
-  } catch (const lcal::SetupError& error) {
-    raise("ConfigError", error);
+  } catch (const lcal::PeerFailure&) {
+    lcal::raise_current_exception();
+  } catch (const lcal::SetupError&) {
+    lcal::raise_current_exception();
   }
 }
 
@@ -107,9 +142,9 @@ PYBIND11_MODULE(_lcal, module) {
   using Release = py::call_guard<py::gil_scoped_release>;
   py::class_<Comm>(module, "Comm")
       .def(py::init(&open_comm), py::kw_only(), py::arg("session"), py::arg("rank"),
-           py::arg("size"), py::arg("half_bytes"), py::arg("timeout_s"))
-      .def_property_readonly("pids", &Comm::pids)
+           py::arg("size"), py::arg("half_bytes"), py::arg("timeout_s"), py::arg("labels"))
       .def("all_reduce", &all_reduce, Release())
+      .def("all_reduce_int8", &all_reduce_int8, Release())
       .def("reduce", &reduce, Release())
       .def("reduce_scatter", &reduce_scatter, Release())
       .def("all_gather", &all_gather, Release())
@@ -123,5 +158,10 @@ PYBIND11_MODULE(_lcal, module) {
       .def("broadcast_object", &broadcast_object)
       .def("all_gather_object", &all_gather_object)
       .def("abort", &Comm::abort, Release())
-      .def("close", &Comm::close, Release());
+      .def("close", &Comm::close, Release())
+      .def("empty", &empty)
+      .def("choose", &choose)
+      .def_property_readonly("choice", &choice);
+  py::class_<Block>(module, "Block", py::buffer_protocol()).def_buffer(&buffer_of);
+  module.def("fast_all_reduce", &lcal::fast_all_reduce);
 }

@@ -21,9 +21,4 @@ struct UsageError : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-// The interrupt hook asked to stop; the binding knows why.
-struct Interrupted : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
 }  // namespace lcal

@@ -1,10 +1,5 @@
 // send and recv: one ring of bytes for each ordered pair of ranks.
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <climits>
 
 #include "comm.h"
 #include "error.h"
@@ -13,12 +8,6 @@
 namespace lcal {
 namespace {
 
-void wake(std::atomic<uint32_t>& word, const std::atomic<uint32_t>& sleepers) {
-  if (sleepers.load(std::memory_order_seq_cst) != 0) {
-    syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
-  }
-}
-
 // What the sender says first, so that a receiver of another size notices.
 struct Envelope {
   uint64_t bytes;
@@ -26,20 +15,28 @@ struct Envelope {
 
 }  // namespace
 
+// Wake a rank that waits for a message, or for room in one of its mailboxes.
+void Comm::ring(int rank) {
+  BellLine& bell = segment_.header().bells[rank];
+  bell.rings.fetch_add(1, std::memory_order_seq_cst);
+  if (bell.sleepers.load(std::memory_order_seq_cst) != 0) wake_all(bell.rings);
+}
+
 void Comm::push(const void* data, size_t bytes, int dst, const Call& call) {
   Mailbox& box = segment_.mailbox(rank_, dst);
+  BellLine& bell = segment_.header().bells[rank_];
   const unsigned char* in = static_cast<const unsigned char*>(data);
   while (bytes > 0) {
     const uint32_t written = box.written.load(std::memory_order_relaxed);
     const auto room = [&] {
       return kMailboxBytes - (written - box.read.load(std::memory_order_acquire));
     };
-    if (room() == 0) wait_word(box.read, box.read_sleepers, [&] { return room() > 0; }, dst, call);
+    if (room() == 0) wait_word(bell.rings, bell.sleepers, [&] { return room() > 0; }, dst, call);
     const size_t at = written % kMailboxBytes;
     const size_t part = std::min({bytes, static_cast<size_t>(room()), kMailboxBytes - at});
     copy_bytes(box.data + at, in, part);
     box.written.store(written + static_cast<uint32_t>(part), std::memory_order_seq_cst);
-    wake(box.written, box.write_sleepers);
+    ring(dst);
     in += part;
     bytes -= part;
   }
@@ -47,18 +44,17 @@ void Comm::push(const void* data, size_t bytes, int dst, const Call& call) {
 
 void Comm::pull(void* data, size_t bytes, int src, const Call& call) {
   Mailbox& box = segment_.mailbox(src, rank_);
+  BellLine& bell = segment_.header().bells[rank_];
   unsigned char* out = static_cast<unsigned char*>(data);
   while (bytes > 0) {
     const uint32_t read = box.read.load(std::memory_order_relaxed);
     const auto ready = [&] { return box.written.load(std::memory_order_acquire) - read; };
-    if (ready() == 0) {
-      wait_word(box.written, box.write_sleepers, [&] { return ready() > 0; }, src, call);
-    }
+    if (ready() == 0) wait_word(bell.rings, bell.sleepers, [&] { return ready() > 0; }, src, call);
     const size_t at = read % kMailboxBytes;
     const size_t part = std::min({bytes, static_cast<size_t>(ready()), kMailboxBytes - at});
     copy_bytes(out, box.data + at, part);
     box.read.store(read + static_cast<uint32_t>(part), std::memory_order_seq_cst);
-    wake(box.read, box.read_sleepers);
+    ring(src);
     out += part;
     bytes -= part;
   }

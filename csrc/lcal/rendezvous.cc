@@ -60,16 +60,15 @@ struct Descriptor {
 
 struct Deadline {
   Clock::time_point end;
-  Hook interrupt;
-  explicit Deadline(double seconds, Hook hook)
+  explicit Deadline(double seconds)
       : end(Clock::now() +
-            std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds))),
-        interrupt(hook) {}
+            std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds))) {}
   bool passed() const { return Clock::now() >= end; }
-  void check_interrupt() const {
-    if (interrupt != nullptr) interrupt();
-  }
 };
+
+void check_interrupt(const Party& party) {
+  if (party.interrupt != nullptr) party.interrupt();
+}
 
 std::string seconds_text(double seconds) {
   char text[32];
@@ -160,45 +159,66 @@ struct Guest {
   uint32_t pid = 0;
 };
 
-std::string missing_ranks(const std::vector<Guest>& guests) {
+// Rank 0's side: who has come, and who has connected without having said a word.
+struct Lobby {
+  const Party& party;
+  std::vector<Guest> guests;
+  std::vector<Descriptor> silent;
+};
+
+std::string who(const Party& party, int rank, uint32_t pid) {
+  return "rank " + std::to_string(party.labels[rank]) + " (pid " + std::to_string(pid) + ")";
+}
+
+std::string me(const Party& party) {
+  return who(party, party.rank, static_cast<uint32_t>(getpid()));
+}
+
+std::string missing_ranks(const Lobby& lobby) {
   std::string text;
-  for (size_t r = 1; r < guests.size(); ++r) {
-    if (guests[r].socket.value < 0) text += (text.empty() ? "" : ", ") + std::to_string(r);
+  for (size_t r = 1; r < lobby.guests.size(); ++r) {
+    if (lobby.guests[r].socket.value >= 0) continue;
+    text += (text.empty() ? "" : ", ") + std::to_string(lobby.party.labels[r]);
   }
   return text;
 }
 
-void refuse(const std::vector<Guest>& guests, const std::string& why) {
+void refuse(const Lobby& lobby, const std::string& why) {
   Welcome welcome{};
   welcome.protocol = kProtocol;
   std::strncpy(welcome.refusal, why.c_str(), sizeof(welcome.refusal) - 1);
-  for (const Guest& guest : guests) {
+  for (const Guest& guest : lobby.guests) {
     if (guest.socket.value >= 0) {
       send(guest.socket.value, &welcome, sizeof(welcome), MSG_NOSIGNAL | MSG_DONTWAIT);
     }
   }
 }
 
-// Takes one connection; returns the reason to give up, or "".
-std::string admit(int listener, int size, size_t half_bytes, std::vector<Guest>* guests) {
-  Descriptor socket(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
-  if (socket.value < 0) return "";
+// Hears out one connection that has something to say; returns the reason to give up, or "".
+std::string admit(Lobby* lobby, Descriptor socket) {
+  const Party& party = lobby->party;
   const uint32_t pid = peer_pid(socket.value);
   Hello hello{};
   std::vector<Descriptor> alive;
-  if (!readable(socket.value, 1000) || !receive_with(socket.value, &hello, sizeof(hello), &alive) ||
-      hello.protocol != kProtocol || pid == 0 || alive.size() != 1) {
+  if (!receive_with(socket.value, &hello, sizeof(hello), &alive) || hello.protocol != kProtocol ||
+      pid == 0 || alive.size() != 1 || hello.rank < 1) {
     return "";  // a stranger: drop it
   }
-  if (hello.size != size || hello.half_bytes != half_bytes) {
-    return "rank " + std::to_string(hello.rank) + " (pid " + std::to_string(pid) + ") expects " +
-           std::to_string(hello.size) + " ranks, rank 0 expects " + std::to_string(size);
+  if (hello.size != party.size || hello.half_bytes != party.half_bytes ||
+      hello.rank >= party.size) {
+    const std::string why = "rank " + std::to_string(hello.rank) + " (pid " + std::to_string(pid) +
+                            ") expects " + std::to_string(hello.size) + " ranks, " + me(party) +
+                            " expects " + std::to_string(party.size) +
+                            "; start all ranks with one launcher";
+    Guest stray;
+    stray.socket = std::move(socket);
+    lobby->guests.push_back(std::move(stray));  // to be told why
+    return why;
   }
-  if (hello.rank < 1 || hello.rank >= size) return "";
-  Guest& guest = (*guests)[hello.rank];
+  Guest& guest = lobby->guests[hello.rank];
   if (guest.socket.value >= 0) {
     return "pids " + std::to_string(guest.pid) + " and " + std::to_string(pid) +
-           " both say they are rank " + std::to_string(hello.rank);
+           " both say they are rank " + std::to_string(party.labels[hello.rank]);
   }
   guest.socket = std::move(socket);
   guest.alive = std::move(alive[0]);
@@ -206,12 +226,31 @@ std::string admit(int listener, int size, size_t half_bytes, std::vector<Guest>*
   return "";
 }
 
+// Waits for one slice, then takes connections and whatever they say.
+std::string receive_guests(Lobby* lobby, int listener) {
+  std::vector<pollfd> watched{{listener, POLLIN, 0}};
+  for (const Descriptor& each : lobby->silent) watched.push_back({each.value, POLLIN, 0});
+  if (poll(watched.data(), watched.size(), kSliceMs) <= 0) return "";
+  for (size_t i = watched.size() - 1; i > 0; --i) {
+    if (watched[i].revents == 0) continue;
+    Descriptor socket = std::move(lobby->silent[i - 1]);
+    lobby->silent.erase(lobby->silent.begin() + static_cast<ptrdiff_t>(i - 1));
+    const std::string trouble = admit(lobby, std::move(socket));
+    if (!trouble.empty()) return trouble;
+  }
+  if (watched[0].revents != 0) {
+    Descriptor socket(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
+    if (socket.value >= 0) lobby->silent.push_back(std::move(socket));
+  }
+  return "";
+}
+
 // A rank that left while others were still expected.
-std::string find_dead(const std::vector<Guest>& guests) {
-  for (size_t r = 1; r < guests.size(); ++r) {
-    if (guests[r].socket.value >= 0 && readable(guests[r].socket.value, 0)) {
-      return "rank " + std::to_string(r) + " (pid " + std::to_string(guests[r].pid) +
-             ") died while ranks met";
+std::string find_dead(const Lobby& lobby) {
+  for (size_t r = 1; r < lobby.guests.size(); ++r) {
+    const Guest& guest = lobby.guests[r];
+    if (guest.socket.value >= 0 && readable(guest.socket.value, 0)) {
+      return who(lobby.party, static_cast<int>(r), guest.pid) + " died while ranks met";
     }
   }
   return "";
@@ -230,113 +269,110 @@ Descriptor listen_on(const std::string& session, int size) {
   return listener;
 }
 
-Meeting host(const std::string& session, int size, size_t half_bytes, double timeout_s,
-             const Deadline& deadline) {
-  Descriptor listener = listen_on(session, size);
-  auto [alive, own_end] = make_liveness();
-  Segment segment = Segment::create(size, half_bytes);
-  segment.reserve_halves(0);
-  std::vector<Guest> guests(size);
-  for (std::string missing; !(missing = missing_ranks(guests)).empty();) {
-    std::string trouble;
-    if (readable(listener.value, kSliceMs))
-      trouble = admit(listener.value, size, half_bytes, &guests);
-    if (trouble.empty()) trouble = find_dead(guests);
+void gather_guests(Lobby* lobby, int listener) {
+  const Party& party = lobby->party;
+  const Deadline deadline(party.timeout_s);
+  for (std::string missing; !(missing = missing_ranks(*lobby)).empty();) {
+    std::string trouble = receive_guests(lobby, listener);
+    if (trouble.empty()) trouble = find_dead(*lobby);
     if (trouble.empty() && deadline.passed()) {
-      trouble = "rank 0 (pid " + std::to_string(getpid()) + ") waited " + seconds_text(timeout_s) +
-                " in connect for ranks " + missing + ", which did not come";
+      trouble = me(party) + " waited " + seconds_text(party.timeout_s) + " in connect for ranks " +
+                missing + ", which did not come";
     }
     if (!trouble.empty()) {
-      refuse(guests, trouble);
+      refuse(*lobby, trouble);
       throw PeerFailure(trouble);
     }
-    deadline.check_interrupt();
+    check_interrupt(party);
   }
+}
+
+Meeting host(const Party& party) {
+  Descriptor listener = listen_on(party.session, party.size);
+  auto [alive, own_end] = make_liveness();
+  Segment segment = Segment::create(party.size, party.half_bytes);
+  segment.reserve_halves(0);
+  Lobby lobby{party, std::vector<Guest>(party.size), {}};
+  gather_guests(&lobby, listener.value);
   Welcome welcome{};
   welcome.protocol = kProtocol;
   welcome.ok = 1;
   welcome.nonce = segment.header().nonce;
   welcome.pids[0] = static_cast<uint32_t>(getpid());
   std::vector<int> handed{segment.descriptor(), alive.value};
-  for (int r = 1; r < size; ++r) {
-    welcome.pids[r] = guests[r].pid;
-    handed.push_back(guests[r].alive.value);
+  for (int r = 1; r < party.size; ++r) {
+    welcome.pids[r] = lobby.guests[r].pid;
+    handed.push_back(lobby.guests[r].alive.value);
   }
-  for (int r = 1; r < size; ++r) {
-    send_with(guests[r].socket.value, &welcome, sizeof(welcome), handed);
+  for (int r = 1; r < party.size; ++r) {
+    send_with(lobby.guests[r].socket.value, &welcome, sizeof(welcome), handed);
   }
-  Meeting meeting{std::move(segment), std::vector<int>(size, -1), {}, own_end.release()};
-  meeting.pids.assign(welcome.pids, welcome.pids + size);
-  for (int r = 1; r < size; ++r) meeting.alive[r] = guests[r].alive.release();
+  Meeting meeting{std::move(segment), std::vector<int>(party.size, -1), {}, own_end.release()};
+  meeting.pids.assign(welcome.pids, welcome.pids + party.size);
+  for (int r = 1; r < party.size; ++r) meeting.alive[r] = lobby.guests[r].alive.release();
   return meeting;
 }
 
-Descriptor call(const std::string& session, int rank, double timeout_s, const Deadline& deadline) {
+Descriptor call(const Party& party, const Deadline& deadline) {
   sockaddr_un address;
-  const socklen_t length = make_address(session, &address);
+  const socklen_t length = make_address(party.session, &address);
   for (;;) {
     Descriptor line(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
     if (line.value < 0) throw SetupError(std::string("socket: ") + std::strerror(errno));
     if (connect(line.value, reinterpret_cast<sockaddr*>(&address), length) == 0) return line;
     if (errno != ECONNREFUSED && errno != EAGAIN && errno != EINTR) {
-      throw SetupError("session " + session + " can't be reached: " + std::strerror(errno));
+      throw SetupError("session " + party.session + " can't be reached: " + std::strerror(errno));
     }
     if (deadline.passed()) {
-      throw PeerFailure("rank " + std::to_string(rank) + " (pid " + std::to_string(getpid()) +
-                        ") waited " + seconds_text(timeout_s) +
-                        " in connect for rank 0, which did not come");
+      throw PeerFailure(me(party) + " waited " + seconds_text(party.timeout_s) +
+                        " in connect for rank " + std::to_string(party.labels[0]) +
+                        ", which did not come");
     }
-    deadline.check_interrupt();
+    check_interrupt(party);
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
 }
 
-Meeting visit(const std::string& session, int rank, int size, size_t half_bytes, double timeout_s,
-              const Deadline& deadline) {
-  Descriptor line = call(session, rank, timeout_s, deadline);
+Meeting visit(const Party& party) {
+  const Deadline deadline(party.timeout_s);
+  Descriptor line = call(party, deadline);
   auto [alive, own_end] = make_liveness();
-  const Hello hello{kProtocol, rank, size, static_cast<uint32_t>(getpid()), half_bytes};
+  const Hello hello{kProtocol, party.rank, party.size, static_cast<uint32_t>(getpid()),
+                    party.half_bytes};
   send_with(line.value, &hello, sizeof(hello), {alive.value});
-  const uint32_t host_pid = peer_pid(line.value);
-  const std::string me = "rank " + std::to_string(rank) + " (pid " + std::to_string(getpid()) + ")";
+  const std::string host = who(party, 0, peer_pid(line.value));
   while (!readable(line.value, kSliceMs)) {
     if (deadline.passed()) {
-      throw PeerFailure(me + " waited " + seconds_text(timeout_s) + " in connect for rank 0 (pid " +
-                        std::to_string(host_pid) + ")");
+      throw PeerFailure(me(party) + " waited " + seconds_text(party.timeout_s) +
+                        " in connect for " + host);
     }
-    deadline.check_interrupt();
+    check_interrupt(party);
   }
   Welcome welcome{};
   std::vector<Descriptor> handed;
   if (!receive_with(line.value, &welcome, sizeof(welcome), &handed) ||
       welcome.protocol != kProtocol) {
-    throw PeerFailure(me + ": rank 0 (pid " + std::to_string(host_pid) +
-                      ") died or refused while ranks met");
+    throw PeerFailure(me(party) + ": " + host + " died or refused while ranks met");
   }
   if (!welcome.ok) throw PeerFailure(welcome.refusal);
-  if (handed.size() != static_cast<size_t>(size) + 1) {
-    throw SetupError(me + " got " + std::to_string(handed.size()) + " of " +
-                     std::to_string(size + 1) + " descriptors; raise ulimit -n");
+  if (handed.size() != static_cast<size_t>(party.size) + 1) {
+    throw SetupError(me(party) + " got " + std::to_string(handed.size()) + " of " +
+                     std::to_string(party.size + 1) + " descriptors; raise ulimit -n");
   }
-  Meeting meeting{Segment::map(handed[0].release(), size, half_bytes, welcome.nonce),
-                  std::vector<int>(size, -1),
+  Meeting meeting{Segment::map(handed[0].release(), party.size, party.half_bytes, welcome.nonce),
+                  std::vector<int>(party.size, -1),
                   {},
                   own_end.release()};
-  meeting.segment.reserve_halves(rank);
-  meeting.pids.assign(welcome.pids, welcome.pids + size);
-  for (int r = 0; r < size; ++r) {
-    if (r != rank) meeting.alive[r] = handed[r + 1].release();
+  meeting.segment.reserve_halves(party.rank);
+  meeting.pids.assign(welcome.pids, welcome.pids + party.size);
+  for (int r = 0; r < party.size; ++r) {
+    if (r != party.rank) meeting.alive[r] = handed[r + 1].release();
   }
   return meeting;
 }
 
 }  // namespace
 
-Meeting meet(const std::string& session, int rank, int size, size_t half_bytes, double timeout_s,
-             Hook interrupt) {
-  const Deadline deadline(timeout_s, interrupt);
-  if (rank == 0) return host(session, size, half_bytes, timeout_s, deadline);
-  return visit(session, rank, size, half_bytes, timeout_s, deadline);
-}
+Meeting meet(const Party& party) { return party.rank == 0 ? host(party) : visit(party); }
 
 }  // namespace lcal

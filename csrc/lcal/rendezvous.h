@@ -21,8 +21,17 @@ struct Meeting {
   int own_end;                 // what must stay open while this rank lives; -1 for a pidfd
 };
 
+struct Party {
+  std::string session;
+  int rank;
+  int size;
+  size_t half_bytes;
+  double timeout_s;
+  Hook interrupt;
+  std::vector<int> labels;  // what errors call each rank
+};
+
 // Collective. Throws SetupError or PeerFailure; then nothing stays open.
-Meeting meet(const std::string& session, int rank, int size, size_t half_bytes, double timeout_s,
-             Hook interrupt);
+Meeting meet(const Party& party);
 
 }  // namespace lcal

@@ -1,6 +1,12 @@
-// What the collectives share: entry and exit (no second thread, the number of the call), copying.
+// What the collectives share: entry and exit (no second thread, the number of the call), copying,
+// waking.
 #pragma once
 
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <climits>
 #include <cstring>
 
 #include "comm.h"
@@ -10,6 +16,10 @@ namespace lcal {
 // memcpy for sizes that may be 0, where the pointers may be null.
 inline void copy_bytes(void* to, const void* from, size_t bytes) {
   if (bytes > 0) std::memcpy(to, from, bytes);
+}
+
+inline void wake_all(const std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
 class Comm::Running {
@@ -24,5 +34,15 @@ class Comm::Running {
   Comm& comm_;
   Call call_;
 };
+
+inline uint64_t Comm::offer(const void* x, size_t bytes, size_t at) {
+  const uint64_t place = bytes > 0 ? arena_.place(x, bytes) : 0;
+  if (place == 0) copy_bytes(half(rank_) + at, x, bytes);
+  return place;
+}
+
+inline void Comm::finish_reading(const Call& call) {
+  if (lent_) phase(call);
+}
 
 }  // namespace lcal

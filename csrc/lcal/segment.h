@@ -1,8 +1,9 @@
 // The shared segment: one anonymous memory file that all ranks of a communicator map.
 //
-//   header      nonce, abort word and reason, one flag line and one sleeper line a rank
+//   header      nonce, abort word and reason; a flag line, a sleeper line and a bell a rank
 //   halves      per rank two buffers of half_bytes: one round fills one, the next the other
 //   mailboxes   per ordered pair of ranks, backed by memory when first used
+//   arena       what Comm::empty hands out (arena.h), added as it is asked for
 #pragma once
 
 #include <atomic>
@@ -23,18 +24,25 @@ constexpr size_t kReasonBytes = 480;
 struct Signature {
   uint64_t what;   // kind | op << 8 | dtype << 16 | root << 24 | number << 32
   uint64_t bytes;  // over all ranks where they differ
+  uint64_t place;  // where in the segment the rank's own data lie, 0 for its half; may differ
 };
 
 // Written by its rank only. epoch counts phases and never goes back; it wraps.
 struct alignas(kLine) FlagLine {
   std::atomic<uint32_t> epoch;
-  std::atomic<uint32_t> pid;
   Signature signatures[2];      // of the phases with even and odd epoch
   std::atomic<uint64_t> doing;  // as Signature::what; kind none between collectives
 };
+static_assert(sizeof(FlagLine) == kLine, "one line a rank");
 
 // Written by peers: how many of them sleep on this rank's epoch.
 struct alignas(kLine) SleeperLine {
+  std::atomic<uint32_t> sleepers;
+};
+
+// What a rank sleeps on while it waits for a message: peers that write or read its mailboxes ring.
+struct alignas(kLine) BellLine {
+  std::atomic<uint32_t> rings;
   std::atomic<uint32_t> sleepers;
 };
 
@@ -47,9 +55,7 @@ struct alignas(kLine) AbortLine {
 // Bytes in flight from one rank to another: a ring, written and read count up and wrap.
 struct alignas(kLine) Mailbox {
   std::atomic<uint32_t> written;
-  std::atomic<uint32_t> write_sleepers;
   alignas(kLine) std::atomic<uint32_t> read;
-  std::atomic<uint32_t> read_sleepers;
   alignas(kLine) unsigned char data[kMailboxBytes];
 };
 
@@ -58,6 +64,7 @@ struct Header {
   AbortLine abort;
   FlagLine flags[kMaxRanks];
   SleeperLine sleepers[kMaxRanks];
+  BellLine bells[kMaxRanks];
 };
 
 class Segment {
@@ -79,6 +86,7 @@ class Segment {
   // Back a mailbox with memory. Throws SetupError when there is none left.
   void reserve_mailbox(int from, int to) const;
   size_t half_bytes() const { return half_bytes_; }
+  size_t bytes() const { return bytes_; }
   int descriptor() const { return descriptor_; }
 
  private:

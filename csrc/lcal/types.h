@@ -24,6 +24,8 @@ enum class Kind : uint8_t {
   send,
   recv,
   connect,
+  empty,
+  all_reduce_int8,
 };
 
 inline bool is_message(Kind kind) { return kind == Kind::send || kind == Kind::recv; }
@@ -57,10 +59,11 @@ inline const char* name(Op op) {
 
 inline const char* name(Kind kind) {
   static const char* const names[] = {
-      "no collective", "all_reduce", "all_gather",       "reduce_scatter",
-      "all_to_all",    "broadcast",  "broadcast_object", "all_gather_object",
-      "reduce",        "gather",     "scatter",          "barrier",
-      "send",          "recv",       "connect"};
+      "no collective",  "all_reduce", "all_gather",       "reduce_scatter",
+      "all_to_all",     "broadcast",  "broadcast_object", "all_gather_object",
+      "reduce",         "gather",     "scatter",          "barrier",
+      "send",           "recv",       "connect",          "empty",
+      "all_reduce_int8"};
   return names[static_cast<int>(kind)];
 }
 

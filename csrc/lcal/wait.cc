@@ -6,13 +6,13 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <climits>
 #include <cstdio>
 #include <cstring>
 #include <ctime>
 
 #include "comm.h"
 #include "error.h"
+#include "running.h"
 
 namespace lcal {
 namespace {
@@ -36,10 +36,6 @@ void pause_cpu() {
 void sleep_on(const std::atomic<uint32_t>& word, uint32_t seen) {
   const timespec slice{0, kSliceNs};
   syscall(SYS_futex, &word, FUTEX_WAIT, seen, &slice, nullptr, 0);
-}
-
-void wake_all(const std::atomic<uint32_t>& word) {
-  syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
 std::string seconds_text(double seconds) {
@@ -72,8 +68,34 @@ std::string Comm::describe(uint64_t what, uint64_t bytes) const {
   return text + ")";
 }
 
+// What a rank is in, with the size where that is known.
+std::string Comm::doing(int rank) const {
+  const FlagLine& line = segment_.header().flags[rank];
+  const uint64_t now = line.doing.load(std::memory_order_relaxed);
+  const Signature& last = line.signatures[line.epoch.load(std::memory_order_acquire) & 1];
+  return who(rank) + ", which is " + describe(now, now == last.what ? last.bytes : 0);
+}
+
+// Who keeps this rank waiting: all that have not reached its phase, or the peer of a message.
+std::string Comm::missing(int peer, const Call& call) const {
+  constexpr int kNamed = 4;
+  std::string text;
+  int count = 0;
+  for (int r = 0; r < size_; ++r) {
+    const uint32_t epoch = segment_.header().flags[r].epoch.load(std::memory_order_acquire);
+    if (r == rank_ || (is_message(call.kind) ? r != peer : !is_before(epoch, epoch_))) continue;
+    if (++count <= kNamed) text += (count > 1 ? "; " : "") + doing(r);
+  }
+  if (count > kNamed) text += "; and " + std::to_string(count - kNamed) + " more";
+  return text;
+}
+
 std::string Comm::who(int rank) const {
-  return "rank " + std::to_string(rank) + " (pid " + std::to_string(pids_[rank]) + ")";
+  return "rank " + std::to_string(labels_[rank]) + " (pid " + std::to_string(pids_[rank]) + ")";
+}
+
+void Comm::check_open() const {
+  if (closed_.load()) throw PeerFailure("this lcal communicator is closed; connect again");
 }
 
 void Comm::fail(const std::string& why) {
@@ -95,20 +117,18 @@ void Comm::abort(const std::string& reason) {
   if (line.state.compare_exchange_strong(none, 1)) {
     line.rank = static_cast<uint32_t>(rank_);
     std::strncpy(line.reason, reason.c_str(), kReasonBytes - 1);
-    line.state.store(2, std::memory_order_release);
+    line.state.store(2, std::memory_order_seq_cst);
   }
-  for (int r = 0; r < size_; ++r) wake_all(segment_.header().flags[r].epoch);
   for (int r = 0; r < size_; ++r) {
-    if (r == rank_) continue;
-    wake_all(segment_.mailbox(r, rank_).read);
-    wake_all(segment_.mailbox(rank_, r).written);
+    wake_all(segment_.header().flags[r].epoch);
+    ring(r);
   }
 }
 
-void Comm::publish(const Call& call) {
+void Comm::publish(const Call& call, uint64_t place) {
   ++epoch_;
   FlagLine& mine = segment_.header().flags[rank_];
-  mine.signatures[epoch_ & 1] = Signature{what(call), call.bytes};
+  mine.signatures[epoch_ & 1] = Signature{what(call), call.bytes, place};
   say(call);
   mine.epoch.store(epoch_, std::memory_order_seq_cst);
   if (segment_.header().sleepers[rank_].sleepers.load(std::memory_order_seq_cst) != 0) {
@@ -116,12 +136,14 @@ void Comm::publish(const Call& call) {
   }
 }
 
-void Comm::phase(const Call& call) {
-  publish(call);
+void Comm::phase(const Call& call, uint64_t place) {
+  publish(call, place);
+  places_[rank_] = place;
+  lent_ = lent_ || place != 0;
   for (int step = 1; step < size_; ++step) {
     const int peer = (rank_ + step) % size_;
     wait_for(peer, call);
-    check_signature(peer, call);
+    take_signature(peer, call);
   }
 }
 
@@ -149,7 +171,8 @@ void Comm::wait_word(const std::atomic<uint32_t>& word, std::atomic<uint32_t>& s
     check_while_waiting(peer, call, seconds_since(begin));
     sleepers.fetch_add(1, std::memory_order_seq_cst);
     const uint32_t seen = word.load(std::memory_order_seq_cst);
-    if (!ready()) sleep_on(word, seen);
+    const bool aborted = segment_.header().abort.state.load(std::memory_order_seq_cst) != 0;
+    if (!ready() && !aborted) sleep_on(word, seen);
     sleepers.fetch_sub(1, std::memory_order_seq_cst);
   }
 }
@@ -165,44 +188,49 @@ void Comm::check_abort(const Call& call) {
 }
 
 void Comm::check_while_waiting(int peer, const Call& call, double waited_s) {
+  check_open();
   check_abort(call);
-  std::vector<pollfd> watched;
-  std::vector<int> ranks;
+  check_peers_live(peer, call);
+  if (interrupt_ != nullptr) check_interrupt(call);
+  if (call.idle || waited_s <= timeout_s_) return;
+  fail(who(rank_) + " waited " + seconds_text(waited_s) + " " + describe(what(call), call.bytes) +
+       " for " + missing(peer, call) + "; ATB_DIST_TIMEOUT_S changes the limit");
+}
+
+void Comm::check_peers_live(int peer, const Call& call) {
+  pollfd watched[kMaxRanks];
+  int ranks[kMaxRanks];
+  nfds_t count = 0;
   for (int r = 0; r < size_; ++r) {
     if (alive_[r] < 0 || (is_message(call.kind) && r != peer)) continue;
-    watched.push_back({alive_[r], POLLIN, 0});
-    ranks.push_back(r);
+    ranks[count] = r;
+    watched[count++] = {alive_[r], POLLIN, 0};
   }
-  if (poll(watched.data(), watched.size(), 0) > 0) {
-    for (size_t i = 0; i < watched.size(); ++i) {
-      if (watched[i].revents == 0) continue;
-      fail(who(ranks[i]) + " died; " + who(rank_) + " was " + describe(what(call), call.bytes));
-    }
-  }
-  if (interrupt_ != nullptr) {
-    try {
-      interrupt_();
-    } catch (...) {
-      broken_ = who(rank_) + " was interrupted " + describe(what(call), call.bytes);
-      abort(broken_);
-      throw;
-    }
-  }
-  if (!call.idle && waited_s > timeout_s_) {
-    const FlagLine& theirs = segment_.header().flags[peer];
-    fail(who(rank_) + " waited " + seconds_text(waited_s) + " " + describe(what(call), call.bytes) +
-         " for " + who(peer) + ", which is " +
-         describe(theirs.doing.load(std::memory_order_relaxed), 0) +
-         "; ATB_DIST_TIMEOUT_S changes the limit");
+  if (poll(watched, count, 0) <= 0) return;
+  for (nfds_t i = 0; i < count; ++i) {
+    if (watched[i].revents == 0) continue;
+    fail(who(ranks[i]) + " died; " + who(rank_) + " was " + describe(what(call), call.bytes));
   }
 }
 
-void Comm::check_signature(int peer, const Call& call) const {
+void Comm::check_interrupt(const Call& call) {
+  try {
+    interrupt_();
+  } catch (...) {
+    broken_ = who(rank_) + " was interrupted " + describe(what(call), call.bytes);
+    abort(broken_);
+    throw;
+  }
+}
+
+void Comm::take_signature(int peer, const Call& call) {
   const Signature theirs = segment_.header().flags[peer].signatures[epoch_ & 1];
+  places_[peer] = theirs.place;
+  lent_ = lent_ || theirs.place != 0;
   if (theirs.what == what(call) && theirs.bytes == call.bytes) return;
-  const_cast<Comm*>(this)->fail("ranks issued different collectives: " + who(rank_) + " is " +
-                                describe(what(call), call.bytes) + ", " + who(peer) + " is " +
-                                describe(theirs.what, theirs.bytes));
+  fail("ranks issued different collectives: " + who(rank_) + " is " +
+       describe(what(call), call.bytes) + ", " + who(peer) + " is " +
+       describe(theirs.what, theirs.bytes));
 }
 
 }  // namespace lcal

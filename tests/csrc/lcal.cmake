@@ -1,5 +1,5 @@
 # lcal's tests: ranks as threads, and forked ranks where one has to die.
-foreach(name collectives failure reduce)
+foreach(name arena collectives failure reduce wire)
   add_executable(lcal_${name}_test lcal_${name}_test.cc)
   target_link_libraries(lcal_${name}_test PRIVATE lcal)
   add_test(NAME lcal_${name} COMMAND lcal_${name}_test)
