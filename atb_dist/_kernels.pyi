@@ -1,3 +1,5 @@
+from atb_dist._lcal import Comm
+
 # Addresses are Tensor.data_ptr(), sizes and strides count elements, types are ops.cpu.DTYPES.
 # Every function raises ValueError, in one line, before it writes anything.
 def simd_level() -> str: ...
@@ -24,6 +26,18 @@ def grouped_matmul(
 def combine(
     x: int, x_stride: int, scales: int, starts: int, order: int, y: int, rows: int, width: int, /,
 ) -> None: ...  # fmt: skip
+def all_reduce_rms_norm(
+    comm: Comm,
+    x: int,
+    residual: int,
+    weight: int,
+    weight_type: int,
+    normed: int,
+    rows: int,
+    width: int,
+    eps: float,
+    /,
+) -> None: ...
 def rms_norm(
     x: int, x_stride: int, weight: int, weight_type: int, y: int, rows: int, width: int,
     eps: float, /,

@@ -45,6 +45,7 @@ def collect() -> dict[str, dict[str, str]]:
         "host": _host(),
         "devices": _devices(),
         "back ends": {name: _attempt(probe) for name, probe in BACK_ENDS.items()},
+        "lcal": _lcal_choices(),
         "operators": _operators(),
     }
 
@@ -149,6 +150,24 @@ BACK_ENDS: dict[str, Callable[[], str | None]] = {
     "hccl": _hccl,
     "nccl": _nccl,
 }
+
+
+def _lcal_choices() -> dict[str, str]:
+    """Say where all-reduces change their algorithm, as far as that has been measured here."""
+    from atb_dist.comm import tuning
+
+    told = tuning.override()
+    if told is not None:
+        return {f"{tuning.VARIABLE} says": _choice_text(told)}
+    measured = {
+        name: _choice_text(tuning.Choice(**each)) for name, each in tuning.everything().items()
+    }
+    return measured or {"not measured yet": "the first run over several ranks does, in 50 ms"}
+
+
+def _choice_text(choice: Any) -> str:
+    one_shot, piece = choice.one_shot_bytes >> 10, choice.piece_bytes >> 10
+    return f"one shot up to {one_shot} KiB, then pieces of {piece} KiB"
 
 
 def _operators() -> dict[str, str]:

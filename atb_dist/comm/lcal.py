@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from atb_dist import _lcal
-from atb_dist.comm import checks
+from atb_dist.comm import checks, tuning
 from atb_dist.comm.base import Communicator, ReduceOp
 from atb_dist.comm.rank import RankInfo
 from atb_dist.errors import ConfigError
@@ -38,7 +38,9 @@ def open(rank: RankInfo, *, timeout_s: float) -> Communicator:
         raise ConfigError(
             f"backend=lcal works inside one host, but the ranks span {rank.num_nodes}; use gloo"
         )
-    return LcalComm(rank.session, rank.rank, rank.size, timeout_s=timeout_s)
+    comm = LcalComm(rank.session, rank.rank, rank.size, timeout_s=timeout_s)
+    tuning.tune(comm)
+    return comm
 
 
 class LcalComm:
@@ -68,6 +70,28 @@ class LcalComm:
             labels=self._labels,
         )  # fmt: skip
         self._all_reduce = _lcal.fast_all_reduce(self._comm, list(DTYPES))
+
+    @property
+    def native(self) -> _lcal.Comm:
+        """The C++ communicator, for kernels that communicate as they compute."""
+        return self._comm
+
+    @property
+    def choice(self) -> tuning.Choice:
+        """Where all_reduce changes its algorithm."""
+        return tuning.Choice(*self._comm.choice)
+
+    def choose(self, choice: tuning.Choice) -> None:
+        """Change that: between collectives, the same on every rank. No bit depends on it.
+
+        Raises ConfigError when it does not fit the buffers.
+        """
+        room = HALF_BYTES if self.size <= MANY_RANKS else HALF_BYTES_OF_MANY
+        piece = min(choice.piece_bytes, room // 2)
+        try:
+            self._comm.choose(min(choice.one_shot_bytes, room), piece)
+        except ValueError as error:
+            raise ConfigError(f"{tuning.VARIABLE}: {error}") from None
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Tensor:
         """Combine x [*] over ranks, in place; return x."""
@@ -207,10 +231,13 @@ class LcalComm:
         colors = self.all_gather_object(int(color))
         members = [r for r, each in enumerate(colors) if each == color]
         session = f"{self._session}.{self._num_splits}.{color}"
-        return LcalComm(
+        part = LcalComm(
             session, members.index(self.rank), len(members), timeout_s=self._timeout_s,
             labels=[self._labels[r] for r in members],
         )  # fmt: skip
+        if part.size == self.size:  # else nothing was measured for it
+            part.choose(self.choice)
+        return part
 
     def abort(self, reason: str) -> None:
         """Wake every waiting peer and make it raise PeerFailure with this rank and reason."""

@@ -6,11 +6,15 @@ import importlib
 
 # First of all, in order of preference from last to first: reference fixes the signatures. A
 # submodule that shares its name with an operator must be loaded before the name is bound below.
-for _module in ("reference", "experts", "cpu", "cpu_linear", "cpu_experts", "linear_parallel"):
+for _module in (
+    "reference", "experts", "cpu", "cpu_linear", "cpu_experts", "linear_parallel",
+    "all_reduce_rms_norm",
+):  # fmt: skip
     importlib.import_module(f"atb_dist.ops.{_module}")
 
 from atb_dist.ops.calls import (  # noqa: E402
     Kind,
+    all_reduce_rms_norm,
     combine_experts,
     embedding,
     grouped_matmul,
@@ -34,6 +38,7 @@ from atb_dist.ops.registry import (  # noqa: E402
 
 __all__ = [
     "Kind",
+    "all_reduce_rms_norm",
     "combine_experts",
     "embedding",
     "grouped_matmul",

@@ -31,6 +31,7 @@ _moe_route = registry.op("moe_route")
 _grouped_matmul = registry.op("grouped_matmul")
 _combine_experts = registry.op("combine_experts")
 _linear_parallel = registry.op("linear_parallel")
+_all_reduce_rms_norm = registry.op("all_reduce_rms_norm")
 
 
 class Kind(StrEnum):
@@ -194,4 +195,15 @@ def linear_parallel(
     result: Tensor = _linear_parallel(
         x, weight, tp, kind=kind, bias=bias, residual=residual, leaves=leaves, chunks=chunks
     )
+    return result
+
+
+def all_reduce_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, tp: TensorParallel, *, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Sum x [T, D] over ranks, add residual [T, D] once, norm by weight [D] → (sum, normed).
+
+    x is overwritten: it becomes the sum with the residual, in which the next layer's residual is.
+    """
+    result: tuple[Tensor, Tensor] = _all_reduce_rms_norm(x, residual, weight, tp, eps=eps)
     return result

@@ -45,6 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Make the markers known to --strict-markers; pytest-mpi may have registered its own."""
+    os.environ.setdefault("ATB_DIST_LCAL", "default")  # tests measure nothing at start-up
     config.addinivalue_line("markers", "ranks(*sizes): run the test once for each rank count")
     if not any(line.startswith("mpi:") for line in config.getini("markers")):
         config.addinivalue_line("markers", "mpi: a ranks test that may also run under mpirun")

@@ -2,6 +2,7 @@
 // elements; atb_dist/ops/cpu.py is the only caller and has checked shapes and types.
 #include <pybind11/pybind11.h>
 
+#include "all_reduce_rms_norm.h"
 #include "api.h"
 #include "thread_pool.h"
 
@@ -109,6 +110,20 @@ void rms_norm(Address x, int64_t x_stride, Address weight, int weight_type, Addr
   k::rms_norm(call);
 }
 
+void all_reduce_rms_norm(lcal::Comm& comm, Address x, Address residual, Address weight,
+                         int weight_type, Address normed, int64_t rows, int64_t width, float eps) {
+  const k::AllReduceRmsNorm call = {at<float>(x),
+                                    at<float>(residual),
+                                    at<void>(weight),
+                                    k::DType{weight_type},
+                                    at<float>(normed),
+                                    rows,
+                                    width,
+                                    eps};
+  const py::gil_scoped_release release;
+  k::all_reduce_rms_norm(comm, call);
+}
+
 void rope(Address heads, int64_t row_stride, int64_t head_stride, Address positions,
           Address cos_sin, int64_t max_position, int64_t rows, int64_t num_heads, int64_t size) {
   const k::Rope call = {at<float>(heads),   row_stride, head_stride, at<int64_t>(positions),
@@ -177,6 +192,7 @@ void paged_attention(Address q, int64_t q_row_stride, int64_t q_head_stride, Add
 
 PYBIND11_MODULE(_kernels, m) {
   m.doc() = "Kernels for CPU hosts";
+  py::module_::import("atb_dist._lcal");  // brings the type Comm and its errors
   m.def("simd_level", [] { return k::active().name; });
   m.def("num_threads", [] { return k::ThreadPool::instance().num_threads(); });
   m.def(
@@ -188,6 +204,7 @@ PYBIND11_MODULE(_kernels, m) {
   m.def("grouped_matmul", grouped_matmul);
   m.def("combine", combine);
   m.def("rms_norm", rms_norm);
+  m.def("all_reduce_rms_norm", all_reduce_rms_norm);
   m.def("rope", rope);
   m.def("swiglu", swiglu);
   m.def("embedding", embedding);
