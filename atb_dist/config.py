@@ -14,7 +14,7 @@ DTYPES = {
     "fp16": "fp16", "float16": "fp16",
 }  # fmt: skip
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-BACKENDS = ("auto", "local", "lcal", "gloo", "hccl", "nccl", "mpi")
+BACKENDS = ("auto", "local", "lcal", "gloo", "mpi", "lcal+gloo", "lcal+mpi", "hccl", "nccl")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 

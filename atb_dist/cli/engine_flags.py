@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from atb_dist.config import LOG_LEVELS, EngineConfig, SamplingParams
+from atb_dist.config import BACKENDS, LOG_LEVELS, EngineConfig, SamplingParams
 from atb_dist.errors import ConfigError
 
 
@@ -17,7 +17,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tp", type=int, help="ranks; under a launcher: those it started")
     parser.add_argument("--dtype", default="auto", help="auto, fp32, bf16 or fp16")
     parser.add_argument("--kv-dtype", default="auto", help="auto (as --dtype), fp32, bf16 or fp16")
-    parser.add_argument("--backend", default="auto", help="local, lcal, gloo, hccl, nccl or mpi")
+    parser.add_argument("--backend", default="auto", help=f"one of {', '.join(BACKENDS)}")
     parser.add_argument("--max-model-len", type=int, help="tokens; default: the model's limit")
     parser.add_argument("--max-num-seqs", type=int, default=EngineConfig.max_num_seqs)
     parser.add_argument("--max-batched-tokens", type=int, default=EngineConfig.max_batched_tokens)

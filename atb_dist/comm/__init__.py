@@ -37,8 +37,9 @@ def connect(
 ) -> Communicator:
     """Join the job's other ranks → a communicator of all of them.
 
-    backend: "local", "lcal", "gloo", "hccl", "nccl" or "mpi"; "auto" takes local for one rank, lcal
-    within a host, gloo across hosts. timeout_s limits every wait, this one included; None takes
+    backend: "local", "lcal", "gloo", "mpi", "lcal+gloo", "lcal+mpi", "hccl" or "nccl"; "auto" takes
+    local for one rank, lcal within a host, across hosts lcal inside each and gloo between them.
+    timeout_s limits every wait, this one included; None takes
     ATB_DIST_TIMEOUT_S, else 300. Collective: all ranks pass the same.
 
     Raises ConfigError for a back end that is unknown or not installed, PeerFailure when a rank
@@ -98,7 +99,7 @@ def choose_backend(rank: RankInfo, backend: str) -> str:
         return backend
     if rank.size == 1:
         return "local"
-    return "lcal" if rank.num_nodes == 1 else "gloo"
+    return "lcal" if rank.num_nodes == 1 else "lcal+gloo"
 
 
 def resolve_timeout(timeout_s: float | None) -> float:
@@ -118,6 +119,11 @@ def resolve_timeout(timeout_s: float | None) -> float:
 
 
 def _open(rank: RankInfo, backend: str, timeout_s: float) -> Communicator:
+    if "+" in backend:
+        from atb_dist.comm import hierarchical
+
+        outer = _open(rank, backend.partition("+")[2], timeout_s)
+        return hierarchical.join(outer, rank, timeout_s=timeout_s)
     if backend in ("gloo", "hccl", "nccl"):
         module, extra = importlib.import_module("atb_dist.comm.torch_dist"), [backend]
     else:

@@ -29,7 +29,7 @@ class Communicator(Protocol):
 
     rank: int
     size: int
-    name: str  # "local", "lcal", "gloo", "hccl", "nccl", "mpi"
+    name: str  # "local", "lcal", "gloo", "mpi", "lcal+gloo", "lcal+mpi", "hccl", "nccl"
     deterministic: bool
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Tensor:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from atb_dist.comm import checks
 from atb_dist.comm.base import ReduceOp
-from atb_dist.comm.watch import PeerWatch
 from atb_dist.errors import PeerFailure
 
 T = TypeVar("T")
@@ -27,11 +26,10 @@ class DerivedVerbs(ABC):
     name: str
     deterministic = False
 
-    def __init__(self, rank: int, size: int, device: str, watch: PeerWatch):
+    def __init__(self, rank: int, size: int, device: str):
         self.rank = rank
         self.size = size
         self._device = device
-        self._watch = watch
         self._closed = False
 
     @abstractmethod
@@ -162,9 +160,9 @@ class DerivedVerbs(ABC):
         """Return ordinary memory of the library's device."""
         return torch.empty(tuple(shape), dtype=dtype, device=self._device)
 
+    @abstractmethod
     def abort(self, reason: str) -> None:
         """Wake every waiting peer and make it raise PeerFailure with this rank and reason."""
-        self._watch.abort(reason)
 
     def _rows(self, verb: str, x: Tensor, counts: Sequence[int] | None) -> list[int]:
         self._check(verb, x)

@@ -7,7 +7,7 @@ Half types, which MPI lacks, are gathered and added in fp32 along the rank tree.
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,15 +16,13 @@ from torch import Tensor
 from atb_dist.comm.base import Communicator
 from atb_dist.comm.derived import DerivedVerbs
 from atb_dist.comm.rank import RankInfo
+from atb_dist.comm.tree import combine_in_tree
 from atb_dist.comm.watch import Peer, PeerWatch
 from atb_dist.errors import ConfigError
 
 TYPES = {
     torch.float64: "DOUBLE", torch.float32: "FLOAT", torch.int64: "INT64_T",
     torch.int32: "INT32_T", torch.int8: "INT8_T", torch.uint8: "UINT8_T",
-}  # fmt: skip
-COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "sum": torch.add, "max": torch.maximum, "min": torch.minimum, "prod": torch.mul,
 }  # fmt: skip
 
 
@@ -64,14 +62,17 @@ class MpiComm(DerivedVerbs):
 
     name = "mpi"
 
-    def __init__(self, mpi: Any, comm: Any, *, timeout_s: float):
+    def __init__(self, mpi: Any, comm: Any, *, timeout_s: float, label: int | None = None):
+        """Take over an MPI communicator. label: what errors call this rank, None for its rank."""
         self._mpi = mpi
         self._comm = comm
         self._alarm = comm.Dup()  # where ranks tell why they gave up
         self._timeout_s = timeout_s
-        peers = comm.allgather(Peer.of_this_process())
-        watch = PeerWatch(comm.rank, peers, post=self._post, read=self._read, timeout_s=timeout_s)
-        super().__init__(comm.rank, comm.size, "cpu", watch)
+        peers = comm.allgather(Peer.of_this_process(comm.rank if label is None else label))
+        self._watch = PeerWatch(
+            comm.rank, peers, post=self._post, read=self._read, timeout_s=timeout_s
+        )
+        super().__init__(comm.rank, comm.size, "cpu")
         _unfinished.append(self)
 
     def _post(self, reason: str) -> None:
@@ -85,7 +86,7 @@ class MpiComm(DerivedVerbs):
     def _reduce(self, verb: str, x: Tensor, op: str) -> None:
         if x.dtype not in TYPES:
             parts = self._gather(verb, x.view(1, -1), [1] * self.size)
-            x.copy_(combine_in_tree(list(parts), op).view_as(x))
+            x.copy_(combine_in_tree([part.float() for part in parts], op).view_as(x))
             return
         target = [self._memory(x), x.numel(), getattr(self._mpi, TYPES[x.dtype])]
         mpi_op = getattr(self._mpi, op.upper())
@@ -122,11 +123,11 @@ class MpiComm(DerivedVerbs):
         colors = self.all_gather_object(int(color))
         place = sorted(set(colors)).index(color)  # MPI's colors can't be negative
         part = self._comm.Split(place, self.rank)
-        return MpiComm(self._mpi, part, timeout_s=self._timeout_s)
+        return MpiComm(self._mpi, part, timeout_s=self._timeout_s, label=self._watch.label)
 
     def abort(self, reason: str) -> None:
         """Wake every waiting peer; this process then ends the MPI job when it exits."""
-        super().abort(reason)
+        self._watch.abort(reason)
         self._watch.broken = self._watch.broken or f"aborted: {reason}"
 
     def close(self) -> None:
@@ -169,15 +170,6 @@ class _Polled:
 
     def wait(self) -> None:
         self._request.Wait()
-
-
-def combine_in_tree(values: Sequence[Tensor], op: str) -> Tensor:
-    """Combine half-type tensors in fp32 along the balanced tree over rank numbers."""
-    if len(values) == 1:
-        return values[0].float()
-    middle = len(values) // 2
-    low, high = combine_in_tree(values[:middle], op), combine_in_tree(values[middle:], op)
-    return COMBINE[op](low, high)
 
 
 def _row_bytes(x: Tensor, rows: Sequence[int]) -> list[int]:

@@ -120,25 +120,47 @@ class TorchDistComm(DerivedVerbs):
     """A Communicator over one process group. Sums follow the library's order: not deterministic."""
 
     def __init__(
-        self, group_class: Any, backend: str, store: Any, rank: int, size: int, *, timeout_s: float
-    ):
+        self, group_class: Any, backend: str, store: Any, rank: int, size: int, *,
+        timeout_s: float, label: int | None = None,
+    ):  # fmt: skip
+        """Make the group through the store. label: what errors call this rank, None for rank."""
         self.name = backend
         self._class = group_class
         self._store = store
         self._timeout_s = timeout_s
         self._num_splits = 0
-        store.set(f"peer{rank}", json.dumps(astuple(Peer.of_this_process())))
+        store.set(
+            f"peer{rank}",
+            json.dumps(astuple(Peer.of_this_process(rank if label is None else label))),
+        )
         peers = [Peer(*json.loads(store.get(f"peer{r}"))) for r in range(size)]
-        watch = PeerWatch(rank, peers, post=self._post, read=self._read, timeout_s=timeout_s)
-        super().__init__(rank, size, DEVICES[backend], watch)
+        self._watch = PeerWatch(rank, peers, post=self._post, read=self._read, timeout_s=timeout_s)
+        super().__init__(rank, size, DEVICES[backend])
         self._group: Any = self._make_group(timedelta(seconds=timeout_s))
 
     def _make_group(self, limit: timedelta) -> Any:
         if self.name == "gloo":
-            return self._class(self._store, self.rank, self.size, timeout=limit)
+            options = self._class._Options()
+            options._timeout = limit
+            options._devices = [self._gloo_device()]
+            return self._class(self._store, self.rank, self.size, options)
         options = self._class.Options()
         options._timeout = limit
         return self._class(self._store, self.rank, self.size, options)
+
+    def _gloo_device(self) -> Any:
+        """Listen where the store can be reached from.
+
+        gloo's own choice is the address of this host's name, which many hosts map to 127.0.1.1.
+        """
+        if os.environ.get("GLOO_SOCKET_IFNAME"):
+            return self._class.create_default_device()
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect((self._store._underlying_non_prefix_store.host, 9))  # sends nothing
+            except OSError:
+                return self._class.create_default_device()
+            return self._class.create_device(hostname=probe.getsockname()[0])
 
     def _post(self, reason: str) -> None:
         self._store.set("abort", reason)
@@ -203,8 +225,12 @@ class TorchDistComm(DerivedVerbs):
         place = c10d.PrefixStore(f"split{self._num_splits}/{color}", self._store)
         return TorchDistComm(
             self._class, self.name, place, members.index(self.rank), len(members),
-            timeout_s=self._timeout_s,
+            timeout_s=self._timeout_s, label=self._watch.label,
         )  # fmt: skip
+
+    def abort(self, reason: str) -> None:
+        """Wake every waiting peer and make it raise PeerFailure with this rank and reason."""
+        self._watch.abort(reason)
 
     def close(self) -> None:
         """Release everything; later calls raise. Never waits for peers, safe to call twice."""

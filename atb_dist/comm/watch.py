@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 from torch import Tensor
 
+from atb_dist.comm.host import host_identity, started_at
 from atb_dist.errors import PeerFailure
 
 CHECK_S = 0.2  # how late a death, an abort or a deadline may be noticed
@@ -23,16 +22,20 @@ NAP_S = 0.0005
 
 @dataclass(frozen=True)
 class Peer:
-    """Where a rank runs. started tells a process from a later one with the same id."""
+    """Where a rank runs. started tells a process from a later one with the same id.
+
+    label: what errors call it, its number among all ranks of the job.
+    """
 
     host: str
     pid: int
     started: str
+    label: int
 
     @classmethod
-    def of_this_process(cls) -> Peer:
+    def of_this_process(cls, label: int) -> Peer:
         """Describe the caller."""
-        return cls(socket.gethostname(), os.getpid(), _start_of(os.getpid()))
+        return cls(host_identity(), os.getpid(), started_at(os.getpid()), label)
 
 
 class WaitingThread:
@@ -138,13 +141,18 @@ class PeerWatch:
     def _refuse_dead(self, what: str) -> None:
         here = self.peers[self._rank].host
         for rank, peer in enumerate(self.peers):
-            if peer.host == here and _start_of(peer.pid) != peer.started:
+            if peer.host == here and started_at(peer.pid) != peer.started:
                 why = f"{self._name(rank)} died; {self._me()} was in {what}"
                 self.abort(why)
                 self._raise(why)
 
     def _name(self, rank: int) -> str:
-        return f"rank {rank} (pid {self.peers[rank].pid})"
+        return f"rank {self.peers[rank].label} (pid {self.peers[rank].pid})"
+
+    @property
+    def label(self) -> int:
+        """What errors call this rank."""
+        return self.peers[self._rank].label
 
     def _me(self) -> str:
         return self._name(self._rank)
@@ -152,12 +160,3 @@ class PeerWatch:
     def _raise(self, why: str) -> NoReturn:
         self.broken = why
         raise PeerFailure(why)
-
-
-def _start_of(pid: int) -> str:
-    """Return a process's start time; "" when it has ended, even if nobody has reaped it."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from atb_dist.comm.tree import combine_in_tree
 from atb_dist.ops import checks
 from atb_dist.ops.registry import register_op
 from atb_dist.quant import QuantTensor, dequantize, quantize_rows
@@ -52,7 +53,7 @@ def linear(
         functional.linear(x[:, low:high].float(), weight[:, low:high].float())
         for low, high in itertools.pairwise(leaves)
     ]
-    total = sum_in_tree(parts)
+    total = combine_in_tree(parts)
     return total if bias is None else total + bias.float()
 
 
@@ -63,15 +64,7 @@ def _multiply_integers(x: Tensor, weight: QuantTensor, leaves: Sequence[int]) ->
         integers, scales = quantize_rows(x[:, low:high].float())
         exact = integers.double() @ weight.values[:, low:high].double().t()
         parts.append(exact.float() * (scales[:, None] * weight.scales[:, 0]))
-    return sum_in_tree(parts)
-
-
-def sum_in_tree(parts: Sequence[Tensor]) -> Tensor:
-    """Add tensors in the balanced binary tree that leaves and ranks follow."""
-    if len(parts) == 1:
-        return parts[0]
-    mid = len(parts) // 2
-    return sum_in_tree(parts[:mid]) + sum_in_tree(parts[mid:])
+    return combine_in_tree(parts)
 
 
 @register_op("rms_norm", impl="reference")

@@ -53,15 +53,16 @@ def test_tp_in_a_plain_shell_starts_the_ranks(backend: str, alone: dict[str, Any
     assert (found["tp"], found["backend"]) == (2, backend)
 
 
-def test_ranks_of_two_nodes_talk_over_gloo(alone: dict[str, Any]) -> None:
-    """Two launchers on this host stand for two hosts."""
+def test_ranks_of_two_nodes_share_memory_inside_each(alone: dict[str, Any]) -> None:
+    """Two launchers on this host stand for two hosts: told apart, they talk over gloo."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     flags = ["generate", "--model", str(BARD), "--json", *PROMPTS]
 
     def node(number: int) -> list[str]:
         place = ["--nodes", "2", "--node-rank", str(number), "--rendezvous", f"127.0.0.1:{port}"]
-        return [*ATB_DIST, "launch", "--quiet", "-n", "1", *place, "--", *ATB_DIST, *flags]
+        told = ["env", f"ATB_DIST_HOST=host{number}"]
+        return [*told, *ATB_DIST, "launch", "--quiet", "-n", "2", *place, "--", *ATB_DIST, *flags]
 
     with subprocess.Popen(node(1), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as other:
         done = run(*node(0))
@@ -69,7 +70,7 @@ def test_ranks_of_two_nodes_talk_over_gloo(alone: dict[str, Any]) -> None:
     assert done.returncode == other.returncode == 0, (done.stderr, said)
     found = json.loads(done.stdout)
     assert found["outputs"] == alone["outputs"]
-    assert (found["tp"], found["backend"]) == (2, "gloo")
+    assert (found["tp"], found["backend"]) == (4, "lcal+gloo")
 
 
 def test_addresses_left_over_from_another_job_are_not_used(

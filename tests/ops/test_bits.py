@@ -20,7 +20,7 @@ from op_cases import FLOATS, noise, pages
 from torch import Tensor
 
 from atb_dist import ops
-from atb_dist.ops.reference import sum_in_tree
+from atb_dist.comm.tree import combine_in_tree
 from atb_dist.quant import quantize
 
 PROGRAM = Path(__file__).parent / "bits_program.py"
@@ -103,7 +103,7 @@ def test_a_row_of_a_quantized_linear_is_the_same_in_any_batch(options: dict[str,
         ops.linear(x[:, low:high], w.columns(low, high), leaves=(0, high - low))
         for low, high in itertools.pairwise(leaves)
     ]
-    assert torch.equal(sum_in_tree(parts), whole)
+    assert torch.equal(combine_in_tree(parts), whole)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 40])
@@ -121,7 +121,7 @@ def test_a_row_parallel_sum_is_the_same_over_1_2_4_and_8_ranks(rows: int, units:
             part = slice(mine[0], mine[-1])
             local = [border - mine[0] for border in mine]
             partial.append(ops.linear(x[:, part], w[:, part].contiguous(), leaves=local))
-        assert torch.equal(sum_in_tree(partial), whole)
+        assert torch.equal(combine_in_tree(partial), whole)
 
 
 @pytest.mark.parametrize("op", ["rms_norm", "swiglu"])

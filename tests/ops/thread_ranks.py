@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from atb_dist.comm.base import Communicator, TensorParallel
+from atb_dist.comm.tree import combine_in_tree
 from atb_dist.device import CpuStream
-from atb_dist.ops.reference import sum_in_tree
 
 LIMIT_S = 30
 
@@ -49,7 +49,7 @@ class ThreadComm:
 
     def all_reduce(self, x: Tensor, op: str = "sum") -> Tensor:
         assert op == "sum"
-        return x.copy_(sum_in_tree(self._exchange("all_reduce", x)))
+        return x.copy_(combine_in_tree(self._exchange("all_reduce", x)))
 
     def all_gather(self, x: Tensor, counts: Sequence[int] | None = None) -> Tensor:
         parts = self._exchange("all_gather", x)
@@ -63,7 +63,7 @@ class ThreadComm:
         self, x: Tensor, op: str = "sum", counts: Sequence[int] | None = None
     ) -> Tensor:
         assert (op, counts) == ("sum", None)
-        total = sum_in_tree(self._exchange("reduce_scatter", x))
+        total = combine_in_tree(self._exchange("reduce_scatter", x))
         rows = total.shape[0]
         return total[self.rank * rows // self.size : (self.rank + 1) * rows // self.size].clone()
 
