@@ -16,11 +16,16 @@ from atb_dist.errors import AtbDistError, ConfigError
 
 DEADLINE_S = 300.0  # of one back end in one round
 PEERS = ("gloo", "mpi")
+FLOORS = ("copy", "add")
 
 
 @dataclass(frozen=True)
 class AllReduceBench:
-    """sizes in bytes; in_situ streams weights between calls, as a model does."""
+    """sizes in bytes; in_situ streams weights between calls, as a model does.
+
+    rewrite: each rank writes its tensor before each call. Without, as is usual in benchmarks, a
+    tensor that stays in the segment hardly moves between caches.
+    """
 
     ranks: int = 2
     sizes: tuple[int, ...] = tuple(1024 * 4**i for i in range(9))
@@ -29,14 +34,17 @@ class AllReduceBench:
     rounds: int = 3
     seconds: float = 0.3
     in_situ: bool = False
+    rewrite: bool = False
 
 
 def run(bench: AllReduceBench) -> dict[str, Any]:
-    """Measure; return {"rows": {size: {back end: {median_us, best_us, right}}}}.
+    """Measure; return {"meet_us": ..., "rows": {size: {back end: {median_us, best_us, right}}}}.
+
+    meet_us: one phase of lcal, in which every rank sees that every other has come.
 
     Raises AtbDistError when a back end fails, ConfigError when MPI is asked for and absent.
     """
-    names = ["lcal", "lcal-empty", *bench.peers, "add"]
+    names = ["lcal", "lcal-empty", *bench.peers, *FLOORS]
     rounds: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for _ in range(bench.rounds):
         for name in names:
@@ -45,7 +53,8 @@ def run(bench: AllReduceBench) -> dict[str, Any]:
         size: {name: _middle([r[str(size)] for r in rounds[name]]) for name in names}
         for size in bench.sizes
     }
-    return {"bench": asdict(bench), "rows": rows}
+    meet_us = statistics.median(r["meet_us"] for r in rounds["lcal"])
+    return {"bench": asdict(bench), "meet_us": meet_us, "rows": rows}
 
 
 def _middle(results: list[dict[str, Any]]) -> dict[str, Any]:
@@ -61,6 +70,7 @@ def _one_round(bench: AllReduceBench, backend: str) -> dict[str, Any]:
     command += [sys.executable, "-m", "atb_dist.bench.all_reduce_rank", "--backend", backend]
     command += ["--sizes", ",".join(map(str, bench.sizes)), "--dtype", bench.dtype]
     command += ["--seconds", str(bench.seconds)] + ["--in-situ"] * bench.in_situ
+    command += ["--rewrite"] * bench.rewrite
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     if done.returncode != 0:
         raise AtbDistError(f"{backend} ended with code {done.returncode}: {done.stderr[-500:]}")
@@ -83,9 +93,13 @@ def table(result: dict[str, Any]) -> str:
     bench = result["bench"]
     names = list(next(iter(result["rows"].values())))
     where = "between streamed matmuls" if bench["in_situ"] else "back to back"
+    if bench["rewrite"]:
+        where += ", each tensor written before"
     lines = [
         f"all-reduce of {bench['dtype']} over {bench['ranks']} ranks, {where}, slowest rank, µs: "
-        f"median of {bench['rounds']} alternating rounds [best]; add = a += b without peers",
+        f"median of {bench['rounds']} alternating rounds [best]",
+        f"floors: the ranks meet in {result['meet_us']:.2f} µs; copy is b = a and add is a += b of "
+        "that size by every rank, without peers",
         f"{'bytes':>10} " + " ".join(f"{name:>22}" for name in names) + "  best peer / lcal",
     ]
     for size, row in result["rows"].items():

@@ -16,49 +16,57 @@ from typing import Any
 import numpy as np
 
 WARMUP = 5
+MEETINGS = 2000
 STREAMED_BYTES = 64 << 20  # between two all-reduces, as in a model: no cache holds it
 
 
 def main() -> None:
-    """Measure every size; rank 0 prints {"bytes": {"median_us", "best_us", "right"}}."""
+    """Measure every size; rank 0 prints floors and {"bytes": {"median_us", "best_us", "right"}}."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--backend", choices=sorted(GROUPS), required=True)
     parser.add_argument("--sizes", required=True, help="bytes, comma-separated")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--seconds", type=float, default=0.3)
     parser.add_argument("--in-situ", action="store_true")
+    parser.add_argument("--rewrite", action="store_true")
     args = parser.parse_args()
     group = GROUPS[args.backend](args.dtype)
     if group.size <= (os.cpu_count() or 1):
         cpus = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cpus[group.rank % len(cpus)]})
     between = streamed_matmul() if args.in_situ else None
-    result = {}
+    result: dict[Any, Any] = group.floors()
     for size in (int(text) for text in args.sizes.split(",")):
-        result[size] = measure(group, size, args.seconds, between)
+        result[size] = measure(group, size, args.seconds, between, args.rewrite)
     if group.rank == 0:
         print(json.dumps(result), flush=True)
     group.close()
 
 
 def measure(
-    group: Any, size: int, seconds: float, between: Callable[[], None] | None
+    group: Any, size: int, seconds: float, between: Callable[[], None] | None, rewrite: bool
 ) -> dict[str, Any]:
     """Time as many iterations as fit into `seconds`, the same number on every rank."""
     reduce_ = group.prepare(size)
+    fill = group.value.fill_ if hasattr(group.value, "fill_") else group.value.fill
+
+    def pause() -> None:
+        if between is not None:
+            between()
+        if rewrite or between is not None:
+            fill(0)
+
     for _ in range(WARMUP):
         reduce_()
     begin = time.perf_counter()
     for _ in range(WARMUP):
-        if between is not None:
-            between()
+        pause()
         reduce_()
     each = (time.perf_counter() - begin) / WARMUP
     count = int(group.maximum(np.array([max(10.0, min(5000.0, seconds / each))]))[0])
     times = np.empty(count)
     for i in range(count):
-        if between is not None:
-            between()
+        pause()
         start = time.perf_counter()
         reduce_()
         times[i] = time.perf_counter() - start
@@ -98,6 +106,10 @@ class TorchGroup:
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
         self.dtype = getattr(torch, dtype)
         self.value: Any = None
+
+    def floors(self) -> dict[str, float]:
+        """Return what bounds this back end, by name."""
+        return {}
 
     def prepare(self, size: int) -> Callable[[], Any]:
         """Return the all-reduce of `size` bytes, in place on a tensor of zeros."""
@@ -139,7 +151,16 @@ class LcalGroup(TorchGroup):
         super().__init__(dtype)
         from atb_dist.comm import RankInfo, connect
 
-        self.comm = connect(RankInfo.from_env(), "lcal")
+        self.comm: Any = connect(RankInfo.from_env(), "lcal")
+
+    def floors(self) -> dict[str, float]:
+        """Return the time of one phase, in µs."""
+        times = []
+        for _ in range(5):
+            begin = time.perf_counter()
+            self.comm.native.barriers(MEETINGS)
+            times.append((time.perf_counter() - begin) / MEETINGS * 1e6)
+        return {"meet_us": float(np.median(times))}
 
     def bind(self, value: Any) -> Callable[[], Any]:
         """Return lcal's all-reduce of the tensor."""
@@ -160,7 +181,7 @@ class LcalEmptyGroup(LcalGroup):
 
 
 class AddGroup(TorchGroup):
-    """The limit: each rank adds a tensor of that size to another, without any peer."""
+    """A floor: each rank adds a tensor of that size to another, without any peer."""
 
     def bind(self, value: Any) -> Callable[[], Any]:
         """Return a += b of the size."""
@@ -170,6 +191,15 @@ class AddGroup(TorchGroup):
     def is_right(self) -> bool:
         """Nothing is exchanged, so nothing can be wrong."""
         return True
+
+
+class CopyGroup(AddGroup):
+    """A floor: each rank copies a tensor of that size, without any peer."""
+
+    def bind(self, value: Any) -> Callable[[], Any]:
+        """Return b = a of the size."""
+        other = self.torch.ones_like(value)
+        return lambda: value.copy_(other)
 
 
 class MpiGroup:
@@ -185,6 +215,10 @@ class MpiGroup:
         self.rank, self.size = self.comm.rank, self.comm.size
         self.dtype = np.dtype(dtype)
         self.value = np.zeros(1)
+
+    def floors(self) -> dict[str, float]:
+        """Return nothing: what bounds lcal is measured with lcal."""
+        return {}
 
     def prepare(self, size: int) -> Callable[[], Any]:
         """Return the all-reduce of `size` bytes, in place on an array of zeros."""
@@ -215,6 +249,7 @@ GROUPS: dict[str, Callable[[str], Any]] = {
     "lcal-empty": LcalEmptyGroup,
     "gloo": TorchGroup,
     "mpi": MpiGroup,
+    "copy": CopyGroup,
     "add": AddGroup,
 }
 

@@ -50,6 +50,7 @@ def _add_all_reduce(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=0.3, help="per size and round")
     parser.add_argument("--in-situ", action="store_true", help="stream weights between calls")
+    parser.add_argument("--rewrite", action="store_true", help="write the tensor before each call")
     parser.add_argument("--json", action="store_true")
     parser.set_defaults(measure=_all_reduce)
 
@@ -94,7 +95,7 @@ def _all_reduce(args: argparse.Namespace) -> int:
     result = all_reduce.run(
         all_reduce.AllReduceBench(
             ranks=args.ranks, sizes=sizes, dtype=args.dtype, peers=peers, rounds=args.rounds,
-            seconds=args.seconds, in_situ=args.in_situ,
+            seconds=args.seconds, in_situ=args.in_situ, rewrite=args.rewrite,
         )
     )  # fmt: skip
     print(json.dumps(result) if args.json else all_reduce.table(result))

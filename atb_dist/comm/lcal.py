@@ -14,7 +14,7 @@ from atb_dist import _lcal
 from atb_dist.comm import checks, tuning
 from atb_dist.comm.base import Communicator, ReduceOp
 from atb_dist.comm.rank import RankInfo
-from atb_dist.errors import ConfigError
+from atb_dist.errors import ConfigError, PeerFailure
 
 T = TypeVar("T")
 
@@ -54,8 +54,13 @@ class LcalComm:
         *,
         timeout_s: float,
         labels: Sequence[int] | None = None,
+        parent: LcalComm | None = None,
     ):
-        """Meet the other ranks of the session; labels are their numbers in error texts."""
+        """Meet the other ranks of the session.
+
+        labels: their numbers in error texts. parent: a communicator that has them all; whoever dies
+        meanwhile is named at once.
+        """
         self.rank = rank
         self.size = size
         self.name = "lcal"
@@ -67,7 +72,7 @@ class LcalComm:
         half = HALF_BYTES if size <= MANY_RANKS else HALF_BYTES_OF_MANY
         self._comm = _lcal.Comm(
             session=session, rank=rank, size=size, half_bytes=half, timeout_s=timeout_s,
-            labels=self._labels,
+            labels=self._labels, parent=parent.native if parent else None,
         )  # fmt: skip
         self._all_reduce = _lcal.fast_all_reduce(self._comm, list(DTYPES))
 
@@ -231,10 +236,14 @@ class LcalComm:
         colors = self.all_gather_object(int(color))
         members = [r for r, each in enumerate(colors) if each == color]
         session = f"{self._session}.{self._num_splits}.{color}"
-        part = LcalComm(
-            session, members.index(self.rank), len(members), timeout_s=self._timeout_s,
-            labels=[self._labels[r] for r in members],
-        )  # fmt: skip
+        try:
+            part = LcalComm(
+                session, members.index(self.rank), len(members), timeout_s=self._timeout_s,
+                labels=[self._labels[r] for r in members], parent=self,
+            )  # fmt: skip
+        except PeerFailure as error:
+            self.abort(str(error))
+            raise
         if part.size == self.size:  # else nothing was measured for it
             part.choose(self.choice)
         return part

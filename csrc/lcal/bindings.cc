@@ -24,7 +24,8 @@ void check_signals() {
 }
 
 std::unique_ptr<Comm> open_comm(const std::string& session, int rank, int size, size_t half_bytes,
-                                double timeout_s, const std::vector<int>& labels) {
+                                double timeout_s, const std::vector<int>& labels,
+                                const Comm* parent) {
   lcal::Options options;
   options.session = session;
   options.rank = rank;
@@ -33,6 +34,7 @@ std::unique_ptr<Comm> open_comm(const std::string& session, int rank, int size, 
   options.timeout_s = timeout_s;
   options.interrupt = check_signals;
   options.labels = labels;
+  options.parent = parent;
   py::gil_scoped_release release;
   return std::make_unique<Comm>(options);
 }
@@ -142,7 +144,8 @@ PYBIND11_MODULE(_lcal, module) {
   using Release = py::call_guard<py::gil_scoped_release>;
   py::class_<Comm>(module, "Comm")
       .def(py::init(&open_comm), py::kw_only(), py::arg("session"), py::arg("rank"),
-           py::arg("size"), py::arg("half_bytes"), py::arg("timeout_s"), py::arg("labels"))
+           py::arg("size"), py::arg("half_bytes"), py::arg("timeout_s"), py::arg("labels"),
+           py::arg("parent").none(true))
       .def("all_reduce", &all_reduce, Release())
       .def("all_reduce_int8", &all_reduce_int8, Release())
       .def("reduce", &reduce, Release())
@@ -155,6 +158,7 @@ PYBIND11_MODULE(_lcal, module) {
       .def("send", &send, Release())
       .def("recv", &recv, Release())
       .def("barrier", &Comm::barrier, Release())
+      .def("barriers", &Comm::barriers, Release())
       .def("broadcast_object", &broadcast_object)
       .def("all_gather_object", &all_gather_object)
       .def("abort", &Comm::abort, Release())

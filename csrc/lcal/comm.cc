@@ -47,8 +47,13 @@ std::vector<int> labels_of(const Options& options) {
 
 Meeting checked_meet(const Options& options) {
   check(options);
+  const std::vector<int> labels = labels_of(options);
+  const auto watch = [&] {
+    if (options.interrupt) options.interrupt();
+    if (options.parent != nullptr) options.parent->check_alive(labels);
+  };
   return meet({options.session, options.rank, options.size, options.half_bytes, options.timeout_s,
-               options.interrupt, labels_of(options)});
+               watch, labels});
 }
 
 }  // namespace

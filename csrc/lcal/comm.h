@@ -20,6 +20,8 @@
 
 namespace lcal {
 
+class Comm;
+
 struct Options {
   std::string session;
   int rank = 0;
@@ -27,7 +29,8 @@ struct Options {
   size_t half_bytes = 1 << 20;
   double timeout_s = 300;
   Hook interrupt = nullptr;
-  std::vector<int> labels;  // what errors call each rank; empty: 0, 1, 2, ...
+  std::vector<int> labels;       // what errors call each rank; empty: 0, 1, 2, ...
+  const Comm* parent = nullptr;  // whose ranks these are, by label: their deaths end the meeting
 };
 
 // Where all_reduce changes its algorithm. It decides about speed only, never about bits.
@@ -80,12 +83,17 @@ class Comm {
   void send(const void* x, size_t bytes, int dst);
   void recv(void* x, size_t bytes, int src);
   void barrier();
+  // As many barriers: what a phase costs, without what calls it.
+  void barriers(int count);
 
   // A block of that size in the segment of every rank (arena.h); its place. Throws SetupError, on
   // every rank alike, when one can't have the memory; the communicator stays usable.
   uint64_t empty(size_t bytes);
   unsigned char* own_block(uint64_t offset) const { return arena_.own(offset); }
   void release(uint64_t offset) { arena_.release(offset); }
+
+  // Throw PeerFailure when one of these ranks, by label, has died, or any has aborted.
+  void check_alive(const std::vector<int>& labels) const;
 
   // Wake every waiting peer with this reason. Safe from any thread.
   void abort(const std::string& reason);
@@ -110,6 +118,7 @@ class Comm {
   void check_abort(const Call& call);
   void check_while_waiting(int peer, const Call& call, double waited_s);
   void check_peers_live(int peer, const Call& call);
+  std::string dead(const std::function<bool(int)>& concerns) const;
   void check_interrupt(const Call& call);
   void begin_round() { ++round_; }
   unsigned char* half(int rank) const { return segment_.half(rank, round_ & 1); }

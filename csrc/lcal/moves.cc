@@ -25,6 +25,10 @@ void Comm::barrier() {
   phase(running.call());
 }
 
+void Comm::barriers(int count) {
+  for (int i = 0; i < count; ++i) barrier();
+}
+
 void Comm::all_gather(const void* x, void* out, const std::vector<uint64_t>& bytes) {
   Running running(*this, Call{Kind::all_gather, Op::none, DType::u8, 0, total(bytes)});
   join(x, out, bytes, true, running.call());
@@ -46,9 +50,9 @@ void Comm::join(const void* x, void* out, const std::vector<uint64_t>& bytes, bo
     uint64_t before = 0;
     for (int r = 0; r < size_ && keep; ++r) {
       const size_t begin = std::min<uint64_t>(first, bytes[r]);
-      copy_bytes(static_cast<unsigned char*>(out) + before + begin,
-                 r == rank_ ? in + begin : offered(r),
-                 std::min<uint64_t>(half_bytes(), bytes[r] - begin));
+      copy_part(static_cast<unsigned char*>(out) + before + begin,
+                r == rank_ ? in + begin : offered(r),
+                std::min<uint64_t>(half_bytes(), bytes[r] - begin), call.bytes);
       before += bytes[r];
     }
     first += half_bytes();
@@ -64,7 +68,7 @@ void Comm::broadcast(void* x, size_t bytes, int src) {
     const size_t part = std::min(half_bytes(), bytes - first);
     begin_round();
     phase(running.call(), rank_ == src ? offer(at, part) : 0);
-    if (rank_ != src) copy_bytes(at, offered(src), part);
+    if (rank_ != src) copy_part(at, offered(src), part, bytes);
     first += part;
   } while (first < bytes);
   finish_reading(running.call());

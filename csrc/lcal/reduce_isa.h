@@ -14,6 +14,7 @@ namespace lcal {
   void reduce_ranks(void* out, const void* const* sources, int ranks, size_t count, DType dtype, \
                     Op op);                                                                      \
   void quantize(const void* x, size_t count, DType dtype, int8_t* codes, float* scales);         \
+  void copy_past_cache(void* to, const void* from, size_t bytes);                                \
   void sum_quantized(void* out, const WirePiece* pieces, int ranks, size_t count, DType dtype);  \
   }
 LCAL_DECLARE_ISA(portable)

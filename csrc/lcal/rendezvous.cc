@@ -20,6 +20,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr uint32_t kProtocol = 0x6c63616c;
 constexpr int kSliceMs = 50;
+constexpr double kPatienceS = 1;  // beyond the limit: rank 0 knows better who is missing
 
 struct Hello {
   uint32_t protocol;
@@ -35,6 +36,12 @@ struct Welcome {
   uint64_t nonce;
   uint32_t pids[kMaxRanks];
   char refusal[256];
+};
+
+// What a rank that gives up tells rank 0 first, so that the cause is named and not its consequence.
+struct Farewell {
+  uint32_t protocol;
+  char reason[256];
 };
 
 // Closes what it holds unless it is released.
@@ -65,10 +72,6 @@ struct Deadline {
             std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds))) {}
   bool passed() const { return Clock::now() >= end; }
 };
-
-void check_interrupt(const Party& party) {
-  if (party.interrupt != nullptr) party.interrupt();
-}
 
 std::string seconds_text(double seconds) {
   char text[32];
@@ -249,9 +252,14 @@ std::string receive_guests(Lobby* lobby, int listener) {
 std::string find_dead(const Lobby& lobby) {
   for (size_t r = 1; r < lobby.guests.size(); ++r) {
     const Guest& guest = lobby.guests[r];
-    if (guest.socket.value >= 0 && readable(guest.socket.value, 0)) {
-      return who(lobby.party, static_cast<int>(r), guest.pid) + " died while ranks met";
+    if (guest.socket.value < 0 || !readable(guest.socket.value, 0)) continue;
+    Farewell farewell{};
+    std::vector<Descriptor> none;
+    if (receive_with(guest.socket.value, &farewell, sizeof(farewell), &none) &&
+        farewell.protocol == kProtocol) {
+      return farewell.reason;
     }
+    return who(lobby.party, static_cast<int>(r), guest.pid) + " died while ranks met";
   }
   return "";
 }
@@ -269,21 +277,19 @@ Descriptor listen_on(const std::string& session, int size) {
   return listener;
 }
 
+// Waits until all have come. Throws PeerFailure, and whatever the watch throws.
 void gather_guests(Lobby* lobby, int listener) {
   const Party& party = lobby->party;
   const Deadline deadline(party.timeout_s);
-  for (std::string missing; !(missing = missing_ranks(*lobby)).empty();) {
+  for (std::string missing; !(missing = missing_ranks(*lobby)).empty(); party.watch()) {
     std::string trouble = receive_guests(lobby, listener);
     if (trouble.empty()) trouble = find_dead(*lobby);
     if (trouble.empty() && deadline.passed()) {
-      trouble = me(party) + " waited " + seconds_text(party.timeout_s) + " in connect for ranks " +
-                missing + ", which did not come";
+      const bool one = missing.find(',') == std::string::npos;
+      trouble = me(party) + " waited " + seconds_text(party.timeout_s) + " in connect for " +
+                (one ? "rank " : "ranks ") + missing + ", which did not come";
     }
-    if (!trouble.empty()) {
-      refuse(*lobby, trouble);
-      throw PeerFailure(trouble);
-    }
-    check_interrupt(party);
+    if (!trouble.empty()) throw PeerFailure(trouble);
   }
 }
 
@@ -293,7 +299,12 @@ Meeting host(const Party& party) {
   Segment segment = Segment::create(party.size, party.half_bytes);
   segment.reserve_halves(0);
   Lobby lobby{party, std::vector<Guest>(party.size), {}};
-  gather_guests(&lobby, listener.value);
+  try {
+    gather_guests(&lobby, listener.value);
+  } catch (const std::exception& error) {
+    refuse(lobby, error.what());
+    throw;
+  }
   Welcome welcome{};
   welcome.protocol = kProtocol;
   welcome.ok = 1;
@@ -328,30 +339,42 @@ Descriptor call(const Party& party, const Deadline& deadline) {
                         " in connect for rank " + std::to_string(party.labels[0]) +
                         ", which did not come");
     }
-    check_interrupt(party);
+    party.watch();
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
 }
 
+void await_answer(const Party& party, int line, const std::string& host) {
+  const Deadline deadline(party.timeout_s + kPatienceS);
+  try {
+    while (!readable(line, kSliceMs)) {
+      if (deadline.passed()) {
+        throw PeerFailure(me(party) + " waited " + seconds_text(party.timeout_s) +
+                          " in connect for " + host);
+      }
+      party.watch();
+    }
+  } catch (const std::exception& error) {
+    Farewell farewell{kProtocol, {}};
+    std::strncpy(farewell.reason, error.what(), sizeof(farewell.reason) - 1);
+    send(line, &farewell, sizeof(farewell), MSG_NOSIGNAL | MSG_DONTWAIT);
+    throw;
+  }
+}
+
 Meeting visit(const Party& party) {
-  const Deadline deadline(party.timeout_s);
-  Descriptor line = call(party, deadline);
+  Descriptor line = call(party, Deadline(party.timeout_s));
   auto [alive, own_end] = make_liveness();
   const Hello hello{kProtocol, party.rank, party.size, static_cast<uint32_t>(getpid()),
                     party.half_bytes};
   send_with(line.value, &hello, sizeof(hello), {alive.value});
   const std::string host = who(party, 0, peer_pid(line.value));
-  while (!readable(line.value, kSliceMs)) {
-    if (deadline.passed()) {
-      throw PeerFailure(me(party) + " waited " + seconds_text(party.timeout_s) +
-                        " in connect for " + host);
-    }
-    check_interrupt(party);
-  }
+  await_answer(party, line.value, host);
   Welcome welcome{};
   std::vector<Descriptor> handed;
   if (!receive_with(line.value, &welcome, sizeof(welcome), &handed) ||
       welcome.protocol != kProtocol) {
+    party.watch();  // knows more where the ranks have met before
     throw PeerFailure(me(party) + ": " + host + " died or refused while ranks met");
   }
   if (!welcome.ok) throw PeerFailure(welcome.refusal);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -12,7 +13,7 @@
 
 namespace lcal {
 
-using Hook = void (*)();  // called now and then while waiting; throws to stop
+using Hook = std::function<void()>;  // called now and then while waiting; throws to stop
 
 struct Meeting {
   Segment segment;
@@ -27,7 +28,7 @@ struct Party {
   int size;
   size_t half_bytes;
   double timeout_s;
-  Hook interrupt;
+  Hook watch;
   std::vector<int> labels;  // what errors call each rank
 };
 

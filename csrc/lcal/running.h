@@ -7,16 +7,11 @@
 #include <unistd.h>
 
 #include <climits>
-#include <cstring>
 
 #include "comm.h"
+#include "copy.h"
 
 namespace lcal {
-
-// memcpy for sizes that may be 0, where the pointers may be null.
-inline void copy_bytes(void* to, const void* from, size_t bytes) {
-  if (bytes > 0) std::memcpy(to, from, bytes);
-}
 
 inline void wake_all(const std::atomic<uint32_t>& word) {
   syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);

@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -191,26 +192,40 @@ void Comm::check_while_waiting(int peer, const Call& call, double waited_s) {
   check_open();
   check_abort(call);
   check_peers_live(peer, call);
-  if (interrupt_ != nullptr) check_interrupt(call);
+  if (interrupt_) check_interrupt(call);
   if (call.idle || waited_s <= timeout_s_) return;
   fail(who(rank_) + " waited " + seconds_text(waited_s) + " " + describe(what(call), call.bytes) +
        " for " + missing(peer, call) + "; ATB_DIST_TIMEOUT_S changes the limit");
 }
 
-void Comm::check_peers_live(int peer, const Call& call) {
+// Which of these ranks have died, by name; "" when none has.
+std::string Comm::dead(const std::function<bool(int)>& concerns) const {
   pollfd watched[kMaxRanks];
-  int ranks[kMaxRanks];
-  nfds_t count = 0;
   for (int r = 0; r < size_; ++r) {
-    if (alive_[r] < 0 || (is_message(call.kind) && r != peer)) continue;
-    ranks[count] = r;
-    watched[count++] = {alive_[r], POLLIN, 0};
+    watched[r] = {concerns(r) ? alive_[r] : -1, POLLIN, 0};  // poll passes over what is -1
   }
-  if (poll(watched, count, 0) <= 0) return;
-  for (nfds_t i = 0; i < count; ++i) {
-    if (watched[i].revents == 0) continue;
-    fail(who(ranks[i]) + " died; " + who(rank_) + " was " + describe(what(call), call.bytes));
+  if (poll(watched, static_cast<nfds_t>(size_), 0) <= 0) return "";
+  std::string names;
+  for (int r = 0; r < size_; ++r) {
+    if (watched[r].revents != 0) names += (names.empty() ? "" : ", ") + who(r);
   }
+  return names;
+}
+
+void Comm::check_peers_live(int peer, const Call& call) {
+  const std::string names = dead([&](int r) { return !is_message(call.kind) || r == peer; });
+  if (names.empty()) return;
+  check_abort(call);  // who ended after another did has left word of it
+  fail(names + " died; " + who(rank_) + " was " + describe(what(call), call.bytes));
+}
+
+void Comm::check_alive(const std::vector<int>& labels) const {
+  const std::string names = dead(
+      [&](int r) { return std::find(labels.begin(), labels.end(), labels_[r]) != labels.end(); });
+  if (segment_.header().abort.state.load(std::memory_order_acquire) != 0) {
+    throw PeerFailure(abort_text());
+  }
+  if (!names.empty()) throw PeerFailure(names + " died while ranks met");
 }
 
 void Comm::check_interrupt(const Call& call) {

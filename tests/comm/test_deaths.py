@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -74,3 +77,19 @@ def test_survivors_name_the_dead_rank_in_time(ranks: Any, backend: str) -> None:
             if backend == "lcal":
                 assert kept <= 0, "descriptors stay open"
     print(f"{rounds} deaths over {backend}: noticed within {slowest:.3f} s")
+
+
+def test_hundreds_of_deaths_and_stops_are_named_and_leave_nothing() -> None:
+    counts = ("2000", "300") if SOAK else ("200", "20")
+    program = Path(__file__).parent / "death_trials.py"
+    done = subprocess.run(
+        [sys.executable, str(program), *counts], capture_output=True, text=True, timeout=900
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    print(report)
+    assert report["wrong"] == []
+    assert not report["left"], "descriptors or files stay"
+    assert report["absences"] < int(counts[0]) / 4, "most victims must die at work"
+    assert report["killed_noticed_s"] < 1
+    assert report["stopped_noticed_s"] < 2  # the limit of a wait is 0.4 s
