@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -67,6 +68,12 @@ def row_counts(verb: str, counts: Sequence[int] | None, default: Sequence[int]) 
 def even_counts(total: int, size: int) -> list[int]:
     """Return the even cut of rows: rank r of N has ⌊r·T/N⌋ to ⌊(r+1)·T/N⌋."""
     return [(r + 1) * total // size - r * total // size for r in range(size)]
+
+
+def row_bytes(x: Tensor, rows: Sequence[int]) -> list[int]:
+    """Return the bytes of so many rows of a tensor like x, by rank."""
+    width = math.prod(x.shape[1:]) * x.element_size()
+    return [n * width for n in rows]
 
 
 def check_sum(verb: str, rows: int, counts: Sequence[int]) -> None:

@@ -131,7 +131,7 @@ class LcalComm:
         checks.check_rows("reduce_scatter", x)
         rows = checks.row_counts("reduce_scatter", counts, checks.even_counts(len(x), self.size))
         checks.check_sum("reduce_scatter", x.shape[0], rows)
-        width = _row_items(x)
+        width = math.prod(x.shape[1:])
         out = x.new_empty((rows[self.rank], *x.shape[1:]))
         self._comm.reduce_scatter(
             x.data_ptr(), out.data_ptr(), [n * width for n in rows], dtype, code
@@ -141,14 +141,14 @@ class LcalComm:
     def all_gather(self, x: Tensor, counts: Sequence[int] | None = None) -> Tensor:
         """Join x [n, *] of all ranks along dimension 0, in rank order → [Σ n, *]."""
         rows, out = self._gathered("all_gather", x, counts)
-        self._comm.all_gather(x.data_ptr(), out.data_ptr(), _row_bytes(x, rows))
+        self._comm.all_gather(x.data_ptr(), out.data_ptr(), checks.row_bytes(x, rows))
         return out
 
     def gather(self, x: Tensor, dst: int = 0, counts: Sequence[int] | None = None) -> Tensor | None:
         """Join x [n, *] of all ranks on rank dst → [Σ n, *]; None elsewhere."""
         checks.check_rank("gather", dst, self.size)
         rows, out = self._gathered("gather", x, counts)
-        self._comm.gather(x.data_ptr(), out.data_ptr(), _row_bytes(x, rows), dst)
+        self._comm.gather(x.data_ptr(), out.data_ptr(), checks.row_bytes(x, rows), dst)
         return out if self.rank == dst else None
 
     def all_to_all(self, x: Tensor, send: Sequence[int], recv: Sequence[int]) -> Tensor:
@@ -161,7 +161,7 @@ class LcalComm:
         checks.check_sum("all_to_all", x.shape[0], gives)
         out = x.new_empty((sum(takes), *x.shape[1:]))
         self._comm.all_to_all(
-            x.data_ptr(), out.data_ptr(), _row_bytes(x, gives), _row_bytes(x, takes)
+            x.data_ptr(), out.data_ptr(), checks.row_bytes(x, gives), checks.row_bytes(x, takes)
         )
         return out
 
@@ -287,15 +287,3 @@ def _dtype(verb: str, x: Tensor) -> int:
 def _op(verb: str, op: str) -> int:
     checks.check_op(verb, op)
     return OPS[op]
-
-
-def _row_items(x: Tensor) -> int:
-    items = 1
-    for extent in x.shape[1:]:
-        items *= extent
-    return items
-
-
-def _row_bytes(x: Tensor, rows: Sequence[int]) -> list[int]:
-    width = _row_items(x) * x.element_size()
-    return [n * width for n in rows]

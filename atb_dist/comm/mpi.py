@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from atb_dist.comm import checks
 from atb_dist.comm.base import Communicator
 from atb_dist.comm.derived import DerivedVerbs
 from atb_dist.comm.rank import RankInfo
@@ -94,7 +95,7 @@ class MpiComm(DerivedVerbs):
 
     def _gather(self, verb: str, x: Tensor, rows: Sequence[int]) -> Tensor:
         out = x.new_empty((sum(rows), *x.shape[1:]))
-        target = [self._memory(out), _row_bytes(x, rows), self._mpi.BYTE]
+        target = [self._memory(out), checks.row_bytes(x, rows), self._mpi.BYTE]
         self._wait(verb, x, self._comm.Iallgatherv([self._memory(x), self._mpi.BYTE], target))
         return out
 
@@ -103,8 +104,8 @@ class MpiComm(DerivedVerbs):
         self._wait(verb, x, request, idle=idle)
 
     def _exchange(self, x: Tensor, out: Tensor, gives: list[int], takes: list[int]) -> None:
-        source = [self._memory(x), _row_bytes(x, gives), self._mpi.BYTE]
-        target = [self._memory(out), _row_bytes(x, takes), self._mpi.BYTE]
+        source = [self._memory(x), checks.row_bytes(x, gives), self._mpi.BYTE]
+        target = [self._memory(out), checks.row_bytes(x, takes), self._mpi.BYTE]
         self._wait("all_to_all", x, self._comm.Ialltoallv(source, target))
 
     def send(self, x: Tensor, dst: int) -> None:
@@ -170,10 +171,3 @@ class _Polled:
 
     def wait(self) -> None:
         self._request.Wait()
-
-
-def _row_bytes(x: Tensor, rows: Sequence[int]) -> list[int]:
-    width = x.element_size()
-    for extent in x.shape[1:]:
-        width *= extent
-    return [n * width for n in rows]
