@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, overload
 
 from torch import Tensor
 
@@ -19,6 +19,7 @@ from atb_dist.quant import QuantTensor
 
 if TYPE_CHECKING:
     from atb_dist.comm.base import TensorParallel
+    from atb_dist.comm.grid import Grid
 
 _embedding = registry.op("embedding")
 _linear = registry.op("linear")
@@ -41,6 +42,7 @@ class Kind(StrEnum):
     LINEAR_ALL_REDUCE = "linear_all_reduce"  # sum it
     LINEAR_REDUCE_SCATTER = "linear_reduce_scatter"  # sum it, keep this rank's rows
     ALL_GATHER_LINEAR = "all_gather_linear"  # first join the rows of all ranks
+    ALL_GATHER_LINEAR_REDUCE_SCATTER = "all_gather_linear_reduce_scatter"  # both, on a 2-D grid
 
 
 def embedding(ids: Tensor, weight: Tensor, *, first_id: int = 0) -> Tensor:
@@ -170,6 +172,22 @@ def combine_experts(x: Tensor, rows: Tensor, scales: Tensor, *, num_tokens: int)
     return result
 
 
+@overload
+def linear_parallel(
+    x: Tensor, weight: Tensor | QuantTensor, tp: TensorParallel, *, kind: Kind = ...,
+    bias: Tensor | None = ..., residual: Tensor | None = ..., leaves: Sequence[int] | None = ...,
+    chunks: int | None = ..., grid: Grid | None = ..., return_gathered: Literal[False] = ...,
+) -> Tensor: ...  # fmt: skip
+
+
+@overload
+def linear_parallel(
+    x: Tensor, weight: Tensor | QuantTensor, tp: TensorParallel, *, kind: Kind = ...,
+    bias: Tensor | None = ..., residual: Tensor | None = ..., leaves: Sequence[int] | None = ...,
+    chunks: int | None = ..., grid: Grid | None = ..., return_gathered: Literal[True],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+
+
 def linear_parallel(
     x: Tensor,
     weight: Tensor | QuantTensor,
@@ -180,7 +198,9 @@ def linear_parallel(
     residual: Tensor | None = None,
     leaves: Sequence[int] | None = None,
     chunks: int | None = None,
-) -> Tensor:
+    grid: Grid | None = None,
+    return_gathered: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Multiply by this rank's weights and combine over ranks, overlapping the two.
 
     x         [T, I/N]   (ALL_GATHER_LINEAR: this rank's rows of [T, I])
@@ -188,13 +208,17 @@ def linear_parallel(
     returns   [T, O]     (LINEAR_REDUCE_SCATTER: rows ⌊r·T/N⌋ to ⌊(r+1)·T/N⌋;
                           ALL_GATHER_LINEAR, PURE_LINEAR: [T, O/N])
 
-    bias and residual are added once, after the sum. residual has the shape of the result, but is
-    [T, O] for LINEAR_REDUCE_SCATTER too. chunks: None chooses by size, 1 switches overlap off.
-    It does not change the bits.
+    ALL_GATHER_LINEAR_REDUCE_SCATTER needs a grid (`comm.grid.cut_into_grid`) of G gathering times
+    S scattering ranks: x is this rank's rows of [T, I/S], weight [O/G, I/S], the result [T/S, O/G].
+
+    bias and residual are added once, after the sum. residual has the shape of the result, but all
+    T rows where rows are dealt out. chunks: None chooses by size, 1 switches overlap off. It does
+    not change the bits. return_gathered (ALL_GATHER_LINEAR): return the joined x [T, I] as well.
     """
-    result: Tensor = _linear_parallel(
-        x, weight, tp, kind=kind, bias=bias, residual=residual, leaves=leaves, chunks=chunks
-    )
+    result: Tensor | tuple[Tensor, Tensor] = _linear_parallel(
+        x, weight, tp, kind=kind, bias=bias, residual=residual, leaves=leaves, chunks=chunks,
+        grid=grid, return_gathered=return_gathered,
+    )  # fmt: skip
     return result
 
 

@@ -8,7 +8,10 @@ import torch
 from torch import Tensor
 
 from atb_dist.comm.base import TensorParallel
+from atb_dist.comm.grid import Grid
 from atb_dist.ops.calls import Kind, linear
+from atb_dist.ops.linear_grid import multiply_on_grid
+from atb_dist.ops.parallel_checks import agree_on_rows, check_linear_parallel
 from atb_dist.ops.registry import register_op
 from atb_dist.quant import QuantTensor
 
@@ -16,7 +19,6 @@ from atb_dist.quant import QuantTensor
 MIN_ROWS = 16
 # Below this many results a collective takes less time than handing it to another thread.
 MIN_RESULTS = 1 << 18
-KINDS = tuple(Kind)
 
 
 @register_op("linear_parallel", impl="reference")
@@ -30,10 +32,19 @@ def sequential(
     residual: Tensor | None = None,
     leaves: Sequence[int] | None = None,
     chunks: int | None = None,
-) -> Tensor:
+    grid: Grid | None = None,
+    return_gathered: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Multiply, then communicate."""
-    _check(x, weight, kind, (bias, residual), chunks)
-    return _finish(_in_one_piece(x, weight, tp, kind, leaves), tp, kind, bias, residual)
+    check_linear_parallel(
+        x, weight, tp, kind, (bias, residual), leaves=leaves, chunks=chunks, grid=grid,
+        return_gathered=return_gathered,
+    )  # fmt: skip
+    y, gathered = _combine(
+        x, weight, tp, kind, residual, leaves=leaves, chunks=1, grid=grid, keep=return_gathered
+    )
+    y = finish(y, tp if grid is None else grid.scatter, kind, bias, residual)
+    return (y, gathered) if return_gathered else y
 
 
 @register_op("linear_parallel", impl="chunked")
@@ -47,34 +58,46 @@ def chunked(
     residual: Tensor | None = None,
     leaves: Sequence[int] | None = None,
     chunks: int | None = None,
-) -> Tensor:
+    grid: Grid | None = None,
+    return_gathered: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Cut the product into chunks that communicate on tp.stream while later ones are multiplied."""
-    _check(x, weight, kind, (bias, residual), chunks)
+    check_linear_parallel(
+        x, weight, tp, kind, (bias, residual), leaves=leaves, chunks=chunks, grid=grid,
+        return_gathered=return_gathered,
+    )  # fmt: skip
     if chunks is None:
         chunks = 2 if x.shape[0] * weight.shape[0] >= MIN_RESULTS and tp.size > 1 else 1
-    if chunks == 1 or kind == Kind.PURE_LINEAR:
-        y = _in_one_piece(x, weight, tp, kind, leaves)
-    elif kind == Kind.ALL_GATHER_LINEAR:
-        y = _gather_and_multiply(x, weight, tp, leaves=leaves, chunks=chunks)
-    else:
-        y = _multiply_and_sum(x, weight, tp, kind, leaves=leaves, chunks=chunks)
-    return _finish(y, tp, kind, bias, residual)
+    y, gathered = _combine(
+        x, weight, tp, kind, residual, leaves=leaves, chunks=chunks, grid=grid, keep=return_gathered
+    )
+    y = finish(y, tp if grid is None else grid.scatter, kind, bias, residual)
+    return (y, gathered) if return_gathered else y
 
 
-def _in_one_piece(
+def _combine(
     x: Tensor, weight: Tensor | QuantTensor, tp: TensorParallel, kind: Kind,
-    leaves: Sequence[int] | None,
-) -> Tensor:  # fmt: skip
-    if tp.size == 1:
-        return linear(x, weight, leaves=leaves)
+    residual: Tensor | None, *, leaves: Sequence[int] | None, chunks: int, grid: Grid | None,
+    keep: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the product, combined over ranks, and, if kept, the rows that were multiplied."""
+    if grid is not None:
+        rows = agree_on_rows(x, weight, residual, tp, grid)
+        return multiply_on_grid(x, weight, grid, rows, leaves=leaves, chunks=chunks), x
     if kind == Kind.ALL_GATHER_LINEAR:
-        x = tp.stream.run(tp.data.all_gather, x.contiguous(), _row_counts(x, tp))
+        rows = agree_on_rows(x, weight, residual, tp)
+        if chunks > 1 and tp.size > 1:
+            return _gather_and_multiply(
+                x, weight, tp, rows, leaves=leaves, chunks=chunks, keep=keep
+            )
+        x = tp.stream.run(tp.data.all_gather, x.contiguous(), rows)
+    if tp.size == 1 or kind in (Kind.PURE_LINEAR, Kind.ALL_GATHER_LINEAR):
+        return linear(x, weight, leaves=leaves), x
+    if chunks > 1:
+        return _multiply_and_sum(x, weight, tp, kind, leaves=leaves, chunks=chunks), x
     y = linear(x, weight, leaves=leaves)
-    if kind == Kind.LINEAR_ALL_REDUCE:
-        y = tp.stream.run(tp.data.all_reduce, y)
-    elif kind == Kind.LINEAR_REDUCE_SCATTER:
-        y = tp.stream.run(tp.data.reduce_scatter, y)
-    return y
+    sums = kind == Kind.LINEAR_ALL_REDUCE
+    return tp.stream.run(tp.data.all_reduce if sums else tp.data.reduce_scatter, y), x
 
 
 def _multiply_and_sum(
@@ -99,70 +122,38 @@ def _multiply_and_sum(
 
 
 def _gather_and_multiply(
-    x: Tensor, weight: Tensor | QuantTensor, tp: TensorParallel, *,
-    leaves: Sequence[int] | None, chunks: int,
-) -> Tensor:  # fmt: skip
-    counts = _row_counts(x, tp)
+    x: Tensor, weight: Tensor | QuantTensor, tp: TensorParallel, counts: Sequence[int], *,
+    leaves: Sequence[int] | None, chunks: int, keep: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     borders = [[c * count // chunks for c in range(chunks + 1)] for count in counts]
-    gathered = []
+    rows = [[each[c + 1] - each[c] for each in borders] for c in range(chunks)]
+    events = []
     for c in range(chunks):
-        rows = [each[c + 1] - each[c] for each in borders]
         mine = x[borders[tp.rank][c] : borders[tp.rank][c + 1]].contiguous()
-        gathered.append((rows, tp.stream.submit(tp.data.all_gather, mine, rows)))
-    by_rank: list[list[Tensor]] = [[] for _ in counts]
-    for rows, event in gathered:
-        product = linear(event.wait(), weight, leaves=leaves)
-        for parts, part in zip(by_rank, torch.split(product, rows), strict=True):
-            parts.append(part)
-    return torch.cat([part for parts in by_rank for part in parts])
+        events.append(tp.stream.submit(tp.data.all_gather, mine, rows[c]))
+    gathered: list[Tensor] = []
+    products: list[Tensor] = []
+    for event in events:
+        gathered.append(event.wait())
+        products.append(linear(gathered[-1], weight, leaves=leaves))
+    return _by_rank(products, rows), _by_rank(gathered, rows) if keep else x
 
 
-def _row_counts(x: Tensor, tp: TensorParallel) -> list[int]:
-    """Return how many rows each rank has. They may differ, and no rank knows the others'."""
-    mine = torch.tensor([x.shape[0]], dtype=torch.int64)
-    return [int(n) for n in tp.stream.run(tp.data.all_gather, mine)]
+def _by_rank(chunks: Sequence[Tensor], rows: Sequence[Sequence[int]]) -> Tensor:
+    """Join chunks that hold some rows of every rank so that each rank's stand together."""
+    parts = [torch.split(chunk, list(counts)) for chunk, counts in zip(chunks, rows, strict=True)]
+    return torch.cat([part for of_rank in zip(*parts, strict=True) for part in of_rank])
 
 
-def _finish(
-    y: Tensor, tp: TensorParallel, kind: Kind, bias: Tensor | None, residual: Tensor | None
+def finish(
+    y: Tensor, group: TensorParallel, kind: Kind, bias: Tensor | None, residual: Tensor | None
 ) -> Tensor:
-    """Add what is added once, in fp32: bias, then residual."""
+    """Add what is added once, in fp32: bias, then residual [T, O], of which y may have a part."""
     if bias is not None:
         y += bias
     if residual is not None:
-        if kind == Kind.LINEAR_REDUCE_SCATTER:
-            total, rank, size = residual.shape[0], tp.rank, tp.size
+        if kind in (Kind.LINEAR_REDUCE_SCATTER, Kind.ALL_GATHER_LINEAR_REDUCE_SCATTER):
+            total, rank, size = residual.shape[0], group.rank, group.size
             residual = residual[rank * total // size : (rank + 1) * total // size]
         y += residual
     return y
-
-
-def _check(
-    x: Tensor,
-    weight: Tensor | QuantTensor,
-    kind: Kind,
-    added: tuple[Tensor | None, ...],
-    chunks: int | None,
-) -> None:
-    """Refuse before communication starts what cannot work. added: bias and residual."""
-    op, (bias, residual) = "linear_parallel", added
-    shape, weight_shape = x.shape, weight.shape
-    if len(shape) != 2 or len(weight_shape) != 2 or shape[1] != weight_shape[1]:
-        raise ValueError(
-            f"{op}: weight {list(weight_shape)} doesn't fit x {list(shape)}: "
-            f"inner sizes {weight_shape[-1]} ≠ {shape[-1]}"
-        )
-    if kind not in KINDS:
-        raise ValueError(f"{op}: kind {kind!r} is none of {', '.join(KINDS)}")
-    if chunks is not None and chunks < 1:
-        raise ValueError(f"{op}: chunks={chunks} must be at least 1")
-    features = weight_shape[0]
-    if bias is not None and bias.shape != (features,):
-        raise ValueError(f"{op}: bias {list(bias.shape)} doesn't fit: it needs [{features}]")
-    if residual is not None:
-        # After an all-gather the rows are known to the communicator only.
-        rows = residual.shape[0] if kind == Kind.ALL_GATHER_LINEAR else shape[0]
-        if residual.shape != (rows, features):
-            raise ValueError(
-                f"{op}: residual {list(residual.shape)} doesn't fit: it needs [{rows}, {features}]"
-            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,9 +15,11 @@ from torch import Tensor
 from atb_dist import ops
 from atb_dist.comm.base import TensorParallel
 from atb_dist.ops import Kind
+from atb_dist.quant import quantize
 
 UNITS, WIDTH, OUT = 21, 8, 37
 INNER = UNITS * WIDTH
+KINDS = [kind for kind in Kind if kind != Kind.ALL_GATHER_LINEAR_REDUCE_SCATTER]
 IMPLEMENTATIONS = [i.name for i in ops.implementations("linear_parallel")]
 
 
@@ -58,8 +61,8 @@ def body_with(tp: TensorParallel, implementation: str, kind: Kind, rows: int) ->
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_result_is_the_whole_products_part(implementation: str, size: int, kind: Kind) -> None:
     for rows in (0, 1, 3, 64, 90):
         results = run_ranks(size, body_with, implementation, kind, rows)
@@ -103,7 +106,7 @@ def test_leaves_give_the_same_bits_over_1_2_4_and_8_ranks(rows: int) -> None:
 
 
 def test_bias_and_residual_are_optional() -> None:
-    for kind in Kind:
+    for kind in KINDS:
         results = run_ranks(2, body, kind, 6, 2, False)
         dim = 1 if kind in (Kind.ALL_GATHER_LINEAR, Kind.PURE_LINEAR) else 0
         joined = results[0] if kind == Kind.LINEAR_ALL_REDUCE else torch.cat(results, dim=dim)
@@ -114,10 +117,16 @@ def test_bias_and_residual_are_optional() -> None:
 def refusal(tp: TensorParallel, options: dict[str, Any]) -> tuple[str, int]:
     arguments = {"x": torch.ones(7, 256), "weight": torch.ones(1024, 256), **options}
     x, weight = arguments.pop("x"), arguments.pop("weight")
-    with pytest.raises(ValueError, match="linear_parallel") as error:
+    with pytest.raises(ValueError, match="linear") as error:
         ops.linear_parallel(x, weight, tp, **arguments)
     assert isinstance(tp.data, ThreadComm)
     return str(error.value), len(tp.data.calls)
+
+
+GROUPED = quantize(torch.ones(1024, 256), group=128)
+INT8_SHORT = replace(GROUPED, scales=GROUPED.scales[:, :1])
+INT8_HALF = replace(GROUPED, scales=GROUPED.scales.half())
+INT4_SHORT = replace(GROUPED, bits=4, values=torch.zeros(1024, 64, dtype=torch.uint8))
 
 
 @pytest.mark.parametrize(
@@ -130,6 +139,23 @@ def refusal(tp: TensorParallel, options: dict[str, Any]) -> tuple[str, int]:
         ({"bias": torch.ones(3)}, "bias [3] doesn't fit"),
         ({"residual": torch.ones(7, 3)}, "residual [7, 3] doesn't fit"),
         ({"residual": torch.ones(7, 3), "kind": Kind.LINEAR_REDUCE_SCATTER}, "residual [7, 3]"),
+        ({"residual": torch.ones(7)}, "residual [7] doesn't fit: it needs [7, 1024]"),
+        ({"kind": Kind.ALL_GATHER_LINEAR, "residual": torch.ones(7, 3)}, "it needs [T, 1024]"),
+        ({"x": torch.ones(7, 256, dtype=torch.int64)}, "x is torch.int64; use torch.float32"),
+        ({"weight": torch.ones(1024, 256, dtype=torch.int8)}, "weight is torch.int8; use torch."),
+        ({"bias": torch.ones(1024, dtype=torch.float64)}, "bias is torch.float64"),
+        ({"weight": torch.ones(1024, 256, device="meta")}, "weight is on meta, x on cpu"),
+        ({"x": torch.ones(256)}, "doesn't fit x [256]"),
+        ({"weight": INT8_SHORT}, "scales [1024, 1] of torch.float32 don't fit weight [1024, 256]"),
+        ({"weight": INT8_HALF}, "scales [1024, 2] of torch.float16 don't fit"),
+        ({"weight": INT4_SHORT}, "values [1024, 64] of torch.uint8 don't fit 256 features of 4"),
+        (
+            {"weight": GROUPED, "leaves": (0, 96, 256), "kind": Kind.ALL_GATHER_LINEAR},
+            "cut a group of 128 quantized weights at 96",
+        ),
+        ({"leaves": (0, 255)}, "rise from 0 to 256"),
+        ({"kind": Kind.ALL_GATHER_LINEAR_REDUCE_SCATTER}, "needs grid"),
+        ({"return_gathered": True}, "return_gathered goes with all_gather_linear, not with linear"),
         ({"kind": "matmul"}, "kind 'matmul' is none of pure_linear"),
         ({"chunks": 0}, "chunks=0 must be at least 1"),
     ],
@@ -139,3 +165,64 @@ def test_every_rank_refuses_before_it_communicates(options: dict[str, Any], text
         assert text in message
         assert "\n" not in message
         assert calls == 0
+
+
+def with_strangers(tp: TensorParallel, kind: Kind) -> Tensor:
+    """Every argument as a view: strided rows, strided columns, memory off by a byte."""
+    given = arguments(tp, kind, 40)
+    x = torch.cat((given["x"], given["x"]), dim=1)[:, : given["x"].shape[1]]
+    raw = given["weight"].contiguous().numpy().tobytes()
+    unaligned = torch.frombuffer(bytearray(b"-" + raw), dtype=torch.float32, offset=1)
+    weight = unaligned.view(given["weight"].shape)
+    residual = given["residual"].t().contiguous().t()
+    bias = torch.stack((given["bias"], given["bias"]), dim=1)[:, 0]
+    return ops.linear_parallel(x, weight, tp, kind=kind, chunks=2, bias=bias, residual=residual)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_strided_and_unaligned_tensors_change_no_bit(kind: Kind) -> None:
+    for found, wanted in zip(
+        run_ranks(2, with_strangers, kind), run_ranks(2, body, kind, 40, 2, True), strict=True
+    ):
+        assert torch.equal(found, wanted)
+
+
+def ragged_gather(tp: TensorParallel, implementation: str, rows: list[int]) -> tuple[Tensor, ...]:
+    first = sum(rows[: tp.rank])
+    x = noise(sum(rows), INNER)[first : first + rows[tp.rank]]
+    run = next(i.run for i in ops.implementations("linear_parallel") if i.name == implementation)
+    options = {"kind": Kind.ALL_GATHER_LINEAR, "return_gathered": True, "chunks": 3}
+    return run(x, noise(OUT, INNER)[cut(OUT, tp)], tp, **options)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("rows", [[5], [0, 9], [7, 0, 30], [1, 2, 3, 40]])
+def test_the_gathered_rows_can_be_kept(implementation: str, rows: list[int]) -> None:
+    results = run_ranks(len(rows), ragged_gather, implementation, rows)
+    x = noise(sum(rows), INNER)
+    joined = torch.cat([product for product, _ in results], dim=1)
+    torch.testing.assert_close(joined, x @ noise(OUT, INNER).t(), rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(gathered, x) for _, gathered in results)
+
+
+def disagreeing(tp: TensorParallel, what: str) -> tuple[str, list[str]]:
+    x, weight, residual = torch.ones(3, 8), torch.ones(5, 8), torch.ones(6, 5)
+    if tp.rank == 1:
+        x = {"rows": torch.ones(4, 8), "type": x.half()}.get(what, x)
+    with pytest.raises(ValueError, match="linear_parallel") as error:
+        ops.linear_parallel(x, weight, tp, kind=Kind.ALL_GATHER_LINEAR, chunks=2, residual=residual)
+    assert isinstance(tp.data, ThreadComm)
+    return str(error.value), tp.data.calls
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("rows", "the residual of rank 0 has 6 rows; the ranks gather 7"),
+        ("type", "rank 1 gathers rows of 8 features of torch.float16"),
+    ],
+)
+def test_ranks_that_gather_what_does_not_fit_all_learn_it(what: str, text: str) -> None:
+    for message, calls in run_ranks(2, disagreeing, what):
+        assert text in message
+        assert calls == ["all_gather"]  # of shapes, not of data

@@ -1,4 +1,4 @@
-"""Ranks as threads of this process, with the three collectives that linear_parallel uses."""
+"""Ranks as threads of this process, with the collectives that operators use."""
 
 from __future__ import annotations
 
@@ -62,10 +62,28 @@ class ThreadComm:
     def reduce_scatter(
         self, x: Tensor, op: str = "sum", counts: Sequence[int] | None = None
     ) -> Tensor:
-        assert (op, counts) == ("sum", None)
+        assert op == "sum"
         total = combine_in_tree(self._exchange("reduce_scatter", x))
         rows = total.shape[0]
+        if counts is not None:
+            assert sum(counts) == rows
+            return torch.split(total, list(counts))[self.rank].clone()
         return total[self.rank * rows // self.size : (self.rank + 1) * rows // self.size].clone()
+
+    def all_to_all(self, x: Tensor, send: Sequence[int], recv: Sequence[int]) -> Tensor:
+        assert sum(send) == x.shape[0]
+        self.calls.append("all_to_all")
+        everyone = self.meeting.exchange(self.rank, torch.split(x.clone(), list(send)))
+        parts = [parts[self.rank] for parts in everyone]
+        assert [part.shape[0] for part in parts] == list(recv)
+        return torch.cat(parts)
+
+    def split(self, color: int) -> ThreadComm:
+        colors = self.meeting.exchange(self.rank, color)
+        members = [rank for rank, each in enumerate(colors) if each == color]
+        made = Meeting(len(members)) if members[0] == self.rank else None
+        meetings = self.meeting.exchange(self.rank, made)
+        return ThreadComm(meetings[members[0]], members.index(self.rank), len(members))
 
 
 def run_ranks(size: int, body: Callable[..., Any], *args: Any) -> list[Any]:
