@@ -18,12 +18,13 @@ RUNGS = {
     "ops": 4, "launcher": 4,
     "weights": 5, "kv_cache": 5, "batch": 5, "graph": 5, "tokenizer": 5,
     "models": 6,
-    "engine": 7,
+    "engine": 7, "convert": 7,
     "llm": 8, "two_call": 8,
     "cli": 9, "serve": 9, "bench": 9, "testing": 9, "worker": 9, "__main__": 9, "__init__": 9,
 }  # fmt: skip
 TORCH_FREE = [
     "config", "errors", "weights.rules", "weights.plan", "weights.checkpoint", "weights.budget",
+    "weights.stored", "weights.manifest", "weights.reader", "weights.torch_file", "convert.job",
     "models", "models.llama", "engine.request", "engine.blocks", "engine.scheduler", "comm.rank",
     "launcher", "cli", "tokenizer",
 ]  # fmt: skip

@@ -22,6 +22,7 @@ from atb_dist.models import read_model
 from atb_dist.models.decoder import Decoder
 from atb_dist.weights.checkpoint import Checkpoint
 from atb_dist.weights.loader import load_weights
+from atb_dist.weights.manifest import refuse_other_run
 from atb_dist.weights.plan import ShardingPlan
 from atb_dist.weights.rules import Family
 
@@ -72,6 +73,8 @@ def prepare(directory: Path, engine: EngineConfig, tp: int, rank: int) -> Job:
             f"max_model_len={length} exceeds the model's {config.max_position} positions"
         )
     dtype = config.dtype if engine.dtype == "auto" else engine.dtype
+    if checkpoint.manifest is not None:
+        refuse_other_run(checkpoint.manifest, directory, family=family.name, dtype=dtype)
     kv_dtype = dtype if engine.kv_dtype == "auto" else engine.kv_dtype
     kv = KVCacheConfig(kv_dtype, engine.block_size)
     return Job(directory, family, config, plan, checkpoint, dtype, kv, length)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from atb_dist.config import ModelConfig
 from atb_dist.errors import ConfigError
 from atb_dist.models.llama import LLAMA, MISTRAL
+from atb_dist.weights.checkpoint import Checkpoint
 from atb_dist.weights.rules import Family
 
 FAMILIES: dict[str, Family] = {LLAMA.name: LLAMA, MISTRAL.name: MISTRAL}
@@ -30,6 +32,26 @@ def read_model(path: str | Path) -> tuple[Family, ModelConfig]:
     hf = read_json(file)
     family = family_of(hf)
     return family, family.config_from_hf(hf)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A checkpoint directory: its config.json, family, sizes and tensors; no weight is read."""
+
+    hf: dict[str, Any]
+    family: Family
+    config: ModelConfig
+    checkpoint: Checkpoint
+
+
+def open_model(directory: str | Path) -> Opened:
+    """Read a checkpoint's config and all headers, whatever its format.
+
+    Raises ConfigError when anything is missing, broken, or of no registered family.
+    """
+    hf = read_json(Path(directory) / "config.json")
+    family = family_of(hf)
+    return Opened(hf, family, family.config_from_hf(hf), Checkpoint(directory))
 
 
 def family_of(hf: dict[str, Any]) -> Family:

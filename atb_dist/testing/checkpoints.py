@@ -15,7 +15,7 @@ from torch import Tensor
 
 from atb_dist.models import family_of
 from atb_dist.weights.checkpoint import INDEX, SINGLE
-from atb_dist.weights.loader import TORCH_DTYPES
+from atb_dist.weights.mapping import TORCH_DTYPES
 from atb_dist.weights.plan import ShardingPlan
 
 DEFAULTS: dict[str, Any] = {

@@ -1,86 +1,83 @@
-"""Hugging Face safetensors checkpoints: what is in them and where, checked before any read.
+"""A directory's checkpoint: which tensors it holds and where, checked before any read. No torch.
 
-Reads the headers itself, so that a loader can take byte ranges. Imports no torch.
+Reads Hugging Face safetensors and pytorch_model*.bin, one file or an index of several, and our own
+per-rank files. Only headers are read, so that a loader can take byte ranges.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from atb_dist.errors import ConfigError, ShardingError
+from atb_dist.weights.manifest import MANIFEST, Manifest, read_manifest
 from atb_dist.weights.plan import ShardingPlan
+from atb_dist.weights.safetensors_file import read_header
+from atb_dist.weights.stored import FLOATS, Part, SourceTensor, TensorInfo
+from atb_dist.weights.torch_file import read_torch_file
 
-INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-MAX_HEADER_BYTES = 100 << 20  # the format's own limit
-ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
-              "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}  # fmt: skip
-FLOATS = ("F64", "F32", "F16", "BF16")
+INDEX = "model.safetensors.index.json"
+SINGLE_BIN = "pytorch_model.bin"
+INDEX_BIN = "pytorch_model.bin.index.json"
 # Present in old checkpoints and recomputed by every runtime.
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 
 
-@dataclass(frozen=True)
-class TensorInfo:
-    """Where a tensor lies. dtype as safetensors spells it; offset in bytes into the file."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    file: Path
-    offset: int
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the whole tensor."""
-        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
-
-
 class Checkpoint:
-    """The tensors of a directory with model.safetensors or an index of several files."""
+    """The tensors of a directory, whole and by their Hugging Face names.
 
-    def __init__(self, directory: str | Path):
-        """Read and check all headers; no weight is read.
+    kind      "hf", "ranks", or "meta" (opened by models.open_checkpoint)
+    manifest  atb_dist.json of a per-rank directory, else None
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        tensors: dict[str, SourceTensor] | None = None,
+        *,
+        kind: str = "hf",
+    ):
+        """Read and check all headers; no weight is read. tensors: what a caller found instead.
 
         Raises ConfigError for absent, truncated or inconsistent files.
         """
         self.directory = Path(directory)
-        self.tensors: dict[str, TensorInfo] = {}
-        index = self.directory / INDEX
-        if index.exists():
-            self._add_indexed(index)
-        elif (self.directory / SINGLE).exists():
-            self.tensors = read_header(self.directory / SINGLE)
+        self.kind = kind
+        self.manifest: Manifest | None = None
+        if tensors is not None:
+            self.tensors = tensors
+            return
+        manifest = read_manifest(self.directory)
+        if manifest is not None and manifest.kind == "ranks":
+            self.kind, self.manifest = "ranks", manifest
+            self.tensors = _tensors_of_ranks(self.directory, manifest)
         else:
-            raise ConfigError(self._nothing_here())
+            stored = self._stored()
+            self.tensors = {name: SourceTensor.whole(info) for name, info in stored.items()}
 
-    def _add_indexed(self, index: Path) -> None:
-        weight_map = _read_index(index)
-        for name in sorted(set(weight_map.values())):
-            file = self.directory / name
-            if Path(name).name != name or not file.exists():
-                raise ConfigError(f"{index} names {name}, which is not in {self.directory}")
-            self.tensors.update(
-                {t: info for t, info in read_header(file).items() if weight_map.get(t) == name}
-            )
-        absent = sorted(set(weight_map) - set(self.tensors))
-        if absent:
-            raise ConfigError(
-                f"{index} says that {absent[0]} is in {weight_map[absent[0]]}, but it is not there "
-                f"({len(absent)} such tensors)"
-            )
+    def _stored(self) -> dict[str, TensorInfo]:
+        for index in (self.directory / INDEX, self.directory / INDEX_BIN):
+            single = self.directory / (SINGLE if index.name == INDEX else SINGLE_BIN)
+            if index.exists():
+                return _read_indexed(index)
+            if single.exists():
+                return read_tensors(single)
+        raise ConfigError(self._nothing_here())
 
     def _nothing_here(self) -> str:
         if not self.directory.is_dir():
             return f"{self.directory} is not a directory; give one that holds a checkpoint"
         others = [p.name for p in self.directory.glob("*") if p.suffix in {".bin", ".pth", ".gguf"}]
         found = f"it holds {others[0]}, which is not read" if others else "it holds no weights"
-        return f"{self.directory} has neither {SINGLE} nor {INDEX}; {found}"
+        return f"{self.directory} has neither {SINGLE} nor {INDEX} nor {SINGLE_BIN}; {found}"
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that its tensors lie in."""
+        found = {part.stored.file for tensor in self.tensors.values() for part in tensor.parts}
+        return sorted(found)
 
     def check(self, plan: ShardingPlan, *, model_type: str = "llama") -> None:
         """Refuse a checkpoint that does not hold exactly what the plan's model needs.
@@ -118,66 +115,66 @@ class Checkpoint:
         state = hashlib.sha256()
         for name in sorted(self.tensors):
             info = self.tensors[name]
-            place = (name, info.dtype, info.shape, info.file.name, info.offset)
-            state.update(repr(place).encode())
+            places = [(part.stored.file.name, part.stored.offset) for part in info.parts]
+            state.update(repr((name, info.dtype, info.shape, places)).encode())
         return state.hexdigest()
+
+
+def read_tensors(file: Path) -> dict[str, TensorInfo]:
+    """Return the tensors of a safetensors file, or of one that torch.save wrote."""
+    return read_header(file) if file.suffix == ".safetensors" else read_torch_file(file)
+
+
+def _read_indexed(index: Path) -> dict[str, TensorInfo]:
+    weight_map = _read_index(index)
+    found: dict[str, TensorInfo] = {}
+    for name in sorted(set(weight_map.values())):
+        file = index.parent / name
+        if Path(name).name != name or not file.exists():
+            raise ConfigError(f"{index} names {name}, which is not in {index.parent}")
+        for tensor, info in read_tensors(file).items():
+            if tensor not in weight_map:
+                raise ConfigError(f"{file} holds {tensor}, which {index.name} does not list")
+            if tensor in found:
+                raise ConfigError(f"{tensor} is in {found[tensor].file} and in {file}; keep one")
+            found[tensor] = info
+    absent = sorted(t for t, name in weight_map.items()
+                    if t not in found or found[t].file.name != name)  # fmt: skip
+    if absent:
+        raise ConfigError(
+            f"{index} says that {absent[0]} is in {weight_map[absent[0]]}, but it is not there "
+            f"({len(absent)} such tensors)"
+        )
+    return found
 
 
 def _read_index(index: Path) -> dict[str, str]:
     try:
         weight_map = json.loads(index.read_text())["weight_map"]
         return {str(name): str(file) for name, file in weight_map.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{index} is not a safetensors index: {error!r}") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{index} is not an index of weights: {error!r}"[:300]) from error
 
 
-def read_header(file: Path) -> dict[str, TensorInfo]:
-    """Return the tensors of one safetensors file.
-
-    The file starts with the header's length, 8 bytes little-endian, then JSON, then the data
-    (format: github.com/huggingface/safetensors). Raises ConfigError when anything lies outside
-    the file, overlaps, or disagrees with its shape.
-    """
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
-            raise ConfigError(
-                f"{file} is truncated or not a safetensors file: {size} bytes, header of {length}"
-            )
-        raw = stream.read(length)
-    try:
-        entries: dict[str, Any] = json.loads(raw)
-        entries.pop("__metadata__", None)
-        found = {name: _entry(name, entry, file, 8 + length) for name, entry in entries.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{file} has a broken safetensors header: {error!r}") from error
-    _check_places(file, size, found)
-    return found
-
-
-def _entry(name: str, entry: dict[str, Any], file: Path, data: int) -> TensorInfo:
-    begin, end = entry["data_offsets"]
-    shape = tuple(int(extent) for extent in entry["shape"])
-    if entry["dtype"] not in ITEM_BYTES:
-        raise ConfigError(f"{file}: {name} has the unknown type {entry['dtype']}")
-    info = TensorInfo(name, entry["dtype"], shape, file, data + begin)
-    if begin < 0 or min(shape, default=0) < 0 or end - begin != info.num_bytes:
-        raise ConfigError(
-            f"{file}: {name} takes {end - begin} bytes, but {info.dtype} {list(shape)} needs "
-            f"{info.num_bytes}"
-        )
-    return info
-
-
-def _check_places(file: Path, size: int, tensors: dict[str, TensorInfo]) -> None:
-    before: TensorInfo | None = None
-    for info in sorted(tensors.values(), key=lambda t: (t.offset, t.num_bytes)):
-        if info.offset + info.num_bytes > size:
-            raise ConfigError(
-                f"{file} is truncated: {info.name} ends at byte {info.offset + info.num_bytes}, "
-                f"the file at {size}; fetch it again"
-            )
-        if before is not None and info.offset < before.offset + before.num_bytes:
-            raise ConfigError(f"{file}: {before.name} and {info.name} overlap; the file is broken")
-        before = info
+def _tensors_of_ranks(directory: Path, manifest: Manifest) -> dict[str, SourceTensor]:
+    """Join the ranks' tensors to whole ones, by the slices that the manifest names."""
+    parts: dict[str, list[Part]] = {name: [] for name in manifest.sources}
+    for file, entries in manifest.files.items():
+        stored = read_header(directory / file)
+        surplus = sorted(set(stored) - {entry.name for entry in entries})
+        if surplus:
+            raise ConfigError(f"{directory / file} holds {surplus[0]}, unknown to {MANIFEST}")
+        for entry in entries:
+            info = stored.get(entry.name)
+            if info is None or (info.dtype, info.shape) != (entry.dtype, entry.shape):
+                found = "none" if info is None else f"{info.dtype} {list(info.shape)}"
+                raise ConfigError(
+                    f"{directory / file}: {MANIFEST} says {entry.name} is {entry.dtype} "
+                    f"{list(entry.shape)}, the file has {found}; convert the original again"
+                )
+            for source, part in entry.parts(info):
+                parts[source].append(part)
+    return {
+        name: SourceTensor.join(name, shape, parts[name])
+        for name, (_dtype, shape) in manifest.sources.items()
+    }

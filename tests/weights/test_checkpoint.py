@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 from atb_dist.errors import ConfigError, ShardingError
 from atb_dist.models import read_model
 from atb_dist.testing.checkpoints import tiny_checkpoint
-from atb_dist.weights.checkpoint import INDEX, SINGLE, Checkpoint, read_header
+from atb_dist.weights.checkpoint import INDEX, SINGLE, Checkpoint
 from atb_dist.weights.plan import ShardingPlan
+from atb_dist.weights.safetensors_file import read_header
 
 UP = "model.layers.1.mlp.up_proj.weight"
 
@@ -124,11 +125,11 @@ def old_format(directory: Path) -> None:
         (1, cut_in_header, "truncated or not a safetensors file"),
         (1, overlap, "a and b overlap"),
         (1, wrong_extent, "takes 8 bytes, but F32 .* needs 12"),
-        (1, old_format, "pytorch_model.bin, which is not read"),
+        (1, old_format, "is truncated, or older than torch 1.6"),
         (3, lose_file, "names model-00002-of-00003.safetensors, which is not in"),
         (3, lose_tensor, "model.extra is in model-00002"),
         (3, leave_directory, "which is not in"),
-        (3, break_index, "is not a safetensors index"),
+        (3, break_index, "is not an index of weights"),
     ],
 )
 def test_damaged_files_are_named(

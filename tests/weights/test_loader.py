@@ -14,7 +14,8 @@ from atb_dist.errors import ConfigError
 from atb_dist.models import read_model
 from atb_dist.testing.checkpoints import tiny_checkpoint
 from atb_dist.weights.checkpoint import SINGLE, Checkpoint
-from atb_dist.weights.loader import TORCH_DTYPES, Loaded, load_weights
+from atb_dist.weights.loader import Loaded, load_weights
+from atb_dist.weights.mapping import TORCH_DTYPES
 from atb_dist.weights.plan import ShardingPlan
 
 CPU = Device("cpu")
