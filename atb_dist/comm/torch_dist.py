@@ -143,10 +143,17 @@ class TorchDistComm(DerivedVerbs):
             options = self._class._Options()
             options._timeout = limit
             options._devices = [self._gloo_device()]
-            return self._class(self._store, self.rank, self.size, options)
+            group = self._class(self._store, self.rank, self.size, options)
+            self._wait_for_joined(limit)
+            return group
         options = self._class.Options()
         options._timeout = limit
         return self._class(self._store, self.rank, self.size, options)
+
+    def _wait_for_joined(self, limit: timedelta) -> None:
+        """Stay until all ranks are connected: one that closes at once would reset the slowest's."""
+        self._store.set(f"joined{self.rank}", "")
+        self._store.wait([f"joined{r}" for r in range(self.size)], limit)
 
     def _gloo_device(self) -> Any:
         """Listen where the store can be reached from.
