@@ -23,6 +23,17 @@ uint64_t available_bytes() {
   return std::numeric_limits<uint64_t>::max();
 }
 
+constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, which older headers lack
+constexpr size_t kHugePage = size_t{2} << 20;
+
+// Give the pages memory now, in huge pages where the host allows them: a fault names no rank.
+bool populate(void* begin, size_t bytes, int descriptor, uint64_t offset) {
+  if (bytes >= kHugePage) (void)madvise(begin, bytes, MADV_HUGEPAGE);  // advice: may be refused
+  if (madvise(begin, bytes, kPopulateWrite) == 0) return true;
+  if (errno != EINVAL) return false;  // a kernel before 5.14 does not know it
+  return fallocate(descriptor, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0;
+}
+
 }  // namespace
 
 Arena::Arena(const Segment& segment, int rank, int ranks)
@@ -82,6 +93,7 @@ bool Arena::choose(size_t stride, uint64_t* offset) {
     *offset = each.offset;
     return false;
   }
+  if (stride >= kHugePage) end_ = (end_ + kHugePage - 1) / kHugePage * kHugePage;
   *offset = end_;
   end_ += stride * ranks_;  // whatever comes of it: ranks must agree
   return true;
@@ -89,28 +101,39 @@ bool Arena::choose(size_t stride, uint64_t* offset) {
 
 bool Arena::back(size_t stride, uint64_t offset) {
   const size_t bytes = stride * ranks_;
-  const auto mine = static_cast<off_t>(offset + rank_ * stride);
+  const uint64_t mine = offset + rank_ * stride;
   if (available_bytes() / ranks_ < stride) {
     errno = ENOMEM;
     return false;
   }
-  // Beyond the end of the file this makes the file longer, never shorter.
-  if (fallocate(segment_.descriptor(), 0, mine, static_cast<off_t>(stride)) != 0) return false;
-  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
-                    segment_.descriptor(), static_cast<off_t>(offset));
+  // Lengthens the file by its last byte; beyond the end this makes it longer, never shorter.
+  const int file = segment_.descriptor();
+  if (fallocate(file, 0, static_cast<off_t>(offset + bytes - 1), 1) != 0) return false;
+  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file,
+                    static_cast<off_t>(offset));
   if (base == MAP_FAILED) return false;
+  if (!populate(static_cast<unsigned char*>(base) + rank_ * stride, stride, file, mine)) {
+    const int why = errno;
+    munmap(base, bytes);
+    punch(mine, stride);
+    errno = why;
+    return false;
+  }
   blocks_.push_back({offset, stride, static_cast<unsigned char*>(base)});
   update_bounds();
   return true;
 }
 
+void Arena::punch(uint64_t begin, size_t bytes) {
+  // Refused, the memory stays until the communicator ends.
+  (void)fallocate(segment_.descriptor(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                  static_cast<off_t>(begin), static_cast<off_t>(bytes));
+}
+
 void Arena::remove(size_t index) {
   const Block each = blocks_[index];
   munmap(each.base, each.stride * ranks_);
-  // Refused, the memory stays until the communicator ends.
-  (void)fallocate(segment_.descriptor(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                  static_cast<off_t>(each.offset + rank_ * each.stride),
-                  static_cast<off_t>(each.stride));
+  punch(each.offset + rank_ * each.stride, each.stride);
   blocks_.erase(blocks_.begin() + static_cast<ptrdiff_t>(index));
   update_bounds();
 }

@@ -55,6 +55,7 @@ class Arena {
   };
   uint64_t find(uintptr_t address, size_t bytes) const;
   const Block& block(uint64_t place) const;
+  void punch(uint64_t begin, size_t bytes);
   void remove(size_t index);
   void update_bounds();
 

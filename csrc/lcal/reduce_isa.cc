@@ -55,44 +55,93 @@ constexpr size_t kBlock = 512;  // elements: a tree of 64 ranks stays in the fir
 template <class T>
 using Wide = decltype(widen(T()));
 
-template <class T, class F>
+// How elements are read. Numbers of 16 bits come two to a word of 32, the even ones and the odd
+// ones apart: all vectors then have one width, and nothing has to be moved between their lanes.
+struct Each {
+  template <class T>
+  static Wide<T> read(const T* source, size_t i) {
+    return widen(source[i]);
+  }
+};
+template <int kShift>
+struct OfWord {
+  template <class T>
+  static float read(const T* source, size_t i) {
+    uint32_t word;
+    std::memcpy(&word, source + 2 * i, sizeof(word));
+    return widen(T{static_cast<uint16_t>(word >> kShift)});
+  }
+};
+using Even = OfWord<0>;
+using Odd = OfWord<16>;
+
+template <class Read, class F, class T>
 void tree(Wide<T>* result, const T* const* sources, int low, int high, size_t count) {
   if (high - low == 1) {
-    for (size_t i = 0; i < count; ++i) result[i] = widen(sources[low][i]);
+    for (size_t i = 0; i < count; ++i) result[i] = Read::read(sources[low], i);
     return;
   }
   if (high - low == 2) {
     const T* a = sources[low];
     const T* b = sources[low + 1];
-    for (size_t i = 0; i < count; ++i) result[i] = F::apply(widen(a[i]), widen(b[i]));
+    for (size_t i = 0; i < count; ++i) result[i] = F::apply(Read::read(a, i), Read::read(b, i));
     return;
   }
   const int middle = (low + high) / 2;
   Wide<T> right[kBlock];
-  tree<T, F>(result, sources, low, middle, count);
-  tree<T, F>(right, sources, middle, high, count);
+  tree<Read, F>(result, sources, low, middle, count);
+  tree<Read, F>(right, sources, middle, high, count);
   for (size_t i = 0; i < count; ++i) result[i] = F::apply(result[i], right[i]);
 }
 
+template <class T>
+uint32_t narrow_bits(float value) {
+  T half;
+  narrow(value, &half);
+  return half.bits;
+}
+
+template <class F, class T>
+void reduce_block(T* out, const T* const* sources, int ranks, size_t count) {
+  Wide<T> result[kBlock];
+  if constexpr (sizeof(T) == 2) {
+    const size_t words = count / 2;
+    float odd[kBlock / 2];
+    tree<Even, F>(result, sources, 0, ranks, words);
+    tree<Odd, F>(odd, sources, 0, ranks, words);
+    for (size_t i = 0; i < words; ++i) {
+      const uint32_t word = narrow_bits<T>(result[i]) | narrow_bits<T>(odd[i]) << 16;
+      std::memcpy(out + 2 * i, &word, sizeof(word));
+    }
+    if (count % 2 == 0) return;
+    const T* last[kMaxRanks];
+    for (int r = 0; r < ranks; ++r) last[r] = sources[r] + (count - 1);
+    tree<Each, F>(result, last, 0, ranks, 1);
+    narrow(result[0], &out[count - 1]);
+  } else {
+    tree<Each, F>(result, sources, 0, ranks, count);
+    for (size_t i = 0; i < count; ++i) narrow(result[i], &out[i]);
+  }
+}
+
 // Two ranks and no widening: one pass.
-template <class T, class F>
+template <class F, class T>
 void reduce_pair(T* out, const T* a, const T* b, size_t count) {
-  for (size_t i = 0; i < count; ++i) narrow(F::apply(widen(a[i]), widen(b[i])), &out[i]);
+  for (size_t i = 0; i < count; ++i) out[i] = F::apply(a[i], b[i]);
 }
 
 template <class T, class F>
 void reduce_blocks(T* out, const void* const* sources, int ranks, size_t count) {
-  if (ranks == 2) {
-    return reduce_pair<T, F>(out, static_cast<const T*>(sources[0]),
-                             static_cast<const T*>(sources[1]), count);
+  if constexpr (sizeof(T) != 2) {
+    if (ranks == 2) {
+      return reduce_pair<F>(out, static_cast<const T*>(sources[0]),
+                            static_cast<const T*>(sources[1]), count);
+    }
   }
-  const T* at[64];
-  Wide<T> result[kBlock];
+  const T* at[kMaxRanks];
   for (size_t first = 0; first < count; first += kBlock) {
-    const size_t block = std::min(kBlock, count - first);
     for (int r = 0; r < ranks; ++r) at[r] = static_cast<const T*>(sources[r]) + first;
-    tree<T, F>(result, at, 0, ranks, block);
-    for (size_t i = 0; i < block; ++i) narrow(result[i], &out[first + i]);
+    reduce_block<F>(out + first, at, ranks, std::min(kBlock, count - first));
   }
 }
 

@@ -14,7 +14,6 @@
 
 namespace lcal {
 
-constexpr int kMaxRanks = 64;
 constexpr size_t kLine = 64;  // one cache line: ranks never write the same one
 constexpr size_t kPage = 4096;
 constexpr size_t kMailboxBytes = 64 << 10;

@@ -6,6 +6,8 @@
 
 namespace lcal {
 
+constexpr int kMaxRanks = 64;
+
 enum class DType : uint8_t { f64, f32, f16, bf16, i64, i32, i8, u8, boolean, object };
 enum class Op : uint8_t { sum, max, min, prod, none };
 enum class Kind : uint8_t {
